@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def metric(url: str, name: str) -> float:
     """Returns the current value of a series without labels, or of all models together."""
-    return value(requests.get(f"{url}/metrics", timeout=10).text, name)
+    return value(requests.get(f"{url}/metrics", timeout=60).text, name)
 
 
 def value(text: str, name: str) -> float:

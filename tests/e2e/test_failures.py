@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,22 +67,28 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "5"}
     with fake_service(settings, worker_timeout_ms="1000") as (url, server):
-        finished = threading.Event()
+        finished, going_on = threading.Event(), threading.Event()
+        going_on.set()
 
         def strike() -> None:
             try:
                 for _ in range(3):
                     wait_for(lambda: ready_workers(url) == 2)
-                    time.sleep(0.5)  # for the suspects: an item fails if its second worker hangs, too
+                    going_on.clear()  # for the suspects: an item fails if its second worker dies, too
+                    wait_for(lambda: metric(url, "serving_free_slots") == 256)
+                    going_on.set()
+                    wait_for(lambda: metric(url, "serving_free_slots") < 256)
                     victim = random.choice(programs(server, WORKER))
                     victim.send_signal(number)
                     wait_for(lambda gone=victim: not gone.is_running())  # type: ignore[misc]
             finally:
                 finished.set()
+                going_on.set()
 
         def pictures() -> Iterator[tuple[int, bytes]]:
             tag = 0
             while not finished.is_set() or tag < 500:
+                going_on.wait()
                 yield tag, command(class_index=tag % CLASSES)
                 tag += 1
 

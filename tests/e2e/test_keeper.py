@@ -3,14 +3,13 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from benchmarks import running
 from tests import servers
+from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +22,6 @@ from benchmarks.running import program
 with program(["sh", "-c", sys.argv[1]], {}) as started:
     started.keeper.wait()
 """
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Until the condition holds, for half a minute."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def ended(pid: int) -> bool:
@@ -46,7 +37,7 @@ def ended(pid: int) -> bool:
 def test_a_daemon_is_ended_with_its_program(trap: str, rest: str) -> None:
     script = ORPHAN.format(trap=trap) + rest
     with running.program(["sh", "-c", script], {}) as started:
-        wait_for(lambda: started.log.read_text().endswith("\n"), "the daemon starts")
+        wait_for(lambda: started.log.read_text().endswith("\n"))
         daemon = int(started.log.read_text())
     assert ended(daemon)
     assert started.keeper.returncode == 0
@@ -58,12 +49,12 @@ def test_all_end_when_the_benchmark_is_killed() -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, script], cwd=servers.ROOT)
     try:
         benchmark = psutil.Process(launcher.pid)
-        wait_for(lambda: len(sleeping(benchmark)) == 2, "both start")
+        wait_for(lambda: len(sleeping(benchmark)) == 2)
         descendants = benchmark.children(recursive=True)
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-    wait_for(lambda: all(ended(process.pid) for process in descendants), "all end")
+    wait_for(lambda: all(ended(process.pid) for process in descendants))
 
 
 def sleeping(process: psutil.Process) -> list[psutil.Process]:

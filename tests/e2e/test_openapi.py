@@ -19,7 +19,7 @@ def test_schemathesis_finds_no_failure(onnx_url: str) -> None:
         cwd=servers.ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

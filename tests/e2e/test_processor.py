@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.services import WATCHFUL, WEB, WORKER, fake_service, predict, programs
 from tests.fake.backend import command
-from tests.servers import metric
+from tests.servers import metric, wait_for
 
 
 @pytest.mark.slow
@@ -17,18 +17,17 @@ def test_an_idle_service_does_nothing(fake_settings: dict[str, str], web_process
         assert predict(url, command()).status_code == 200
         workers = programs(server, WORKER)
         idle = [*workers, *programs(server, WEB), server]
-        time.sleep(2)  # what the request left to do is done by then, and nobody has a connection
 
         def switches() -> int:
-            total = 0
-            for process in idle:
-                counts = process.num_ctx_switches()
-                total += counts.voluntary + counts.involuntary
-            return total
+            counts = [process.num_ctx_switches() for process in idle]
+            return sum(count.voluntary + count.involuntary for count in counts)
 
-        before = switches()
-        time.sleep(3)
-        assert switches() == before
+        def rests() -> bool:
+            before = switches()
+            time.sleep(3)
+            return switches() == before
+
+        wait_for(rests)  # what the request left to do may take a while
         assert os.getpgid(workers[0].pid)
 
 

@@ -6,7 +6,6 @@ The service's engine runs in this process, its workers in processes of their own
 import asyncio
 import json
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from smallplates.engine.client import EngineClient
 from smallplates.errors import (
     ConfigurationError,
-    DeadlineExceededError,
     InternalError,
     WorkerCrashedError,
     WorkerTimeoutError,
@@ -185,27 +183,6 @@ async def test_whatever_the_class_does_one_request_fails_alone(
             assert failed == (Status.REFUSED, "2 is refused, alone")
         assert numbers([await ask(client, command(4))]) == [4]
     assert ("secret details" in capfd.readouterr().err) == does.startswith("fail")
-
-
-async def test_deadline_and_cancellation_leave_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    async with engine(monkeypatch, tmp_path, max_batch_size="1") as (_, client):
-        held = asyncio.ensure_future(ask(client, command(7, held=True)))
-        await until((tmp_path / "gate.held").exists)
-        late = asyncio.ensure_future(ask(client, command(1), time.monotonic() + 0.05))
-        leaving = asyncio.ensure_future(ask(client, command(2)))
-        await until(lambda: client.memory.state.tolist().count(1) == 2)
-        leaving.cancel()
-        await asyncio.sleep(0.1)
-        (tmp_path / "gate").touch()
-        assert numbers([await held]) == [7]
-        with pytest.raises(DeadlineExceededError):
-            await late
-        await client.drained()
-        lines = (tmp_path / "sizes").read_text().splitlines()
-        assert numbers([await ask(client, command(8))]) == [8]
-        assert len((tmp_path / "sizes").read_text().splitlines()) == len(lines) + 1
 
 
 async def test_large_requests_and_answers_give_their_memory_back(

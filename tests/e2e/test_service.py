@@ -23,7 +23,7 @@ from tests.servers import metric, wait_for
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_QUEUE_SIZE": "4",
-    "SERVING_BODY_TIMEOUT_MS": "500",
+    "SERVING_BODY_TIMEOUT_MS": "2000",
     "SERVING_LOG_LEVEL": "error",
     "SERVING_MAX_BATCH_SIZE": "1",
     "SERVING_WORKER_TIMEOUT_MS": "60000",
@@ -69,7 +69,7 @@ def listens(url: str) -> bool:
     """Whether a new connection is accepted."""
     parts = urlsplit(url)
     try:
-        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=5).close()
+        socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20).close()
     except OSError:
         return False
     return True

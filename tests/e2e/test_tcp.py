@@ -22,6 +22,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.api import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
+from tests.e2e.services import check_one_sentence, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = {
     "SERVING_INSTANCES": "1",
     "SERVING_QUEUE_SIZE": "40",
-    "SERVING_BODY_TIMEOUT_MS": "700",
+    "SERVING_BODY_TIMEOUT_MS": "2000",
     "SERVING_LOG_LEVEL": "error",
     "SERVING_MAX_BATCH_SIZE": "1",
     "SERVING_MAX_BODY_BYTES": "300000",
@@ -493,34 +494,9 @@ def test_several_web_processes_share_the_port() -> None:
         wait_for(lambda: service.answered(200, "ok") == 32)  # the last ones are counted after the answer
 
 
-@pytest.mark.parametrize("webs", ["1", "2"])
-def test_a_port_that_is_taken_keeps_the_service_from_starting(webs: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        env = {"SERVING_WEB_PROCESSES": webs, "SERVING_TCP_PORT": str(taken.getsockname()[1])}
-        ended = start(env)
-    assert ended.returncode == 1
-    assert "cannot listen on" in ended.stderr
-
-
 def test_a_free_port_cannot_be_shared() -> None:
-    ended = start({"SERVING_WEB_PROCESSES": "2", "SERVING_TCP_PORT": "0"})
-    assert ended.returncode == 1
-    assert "SERVING_TCP_PORT=0 needs" in ended.stderr
-
-
-def start(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A service that is expected to end by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", "0"],
-        cwd=servers.ROOT,
-        env={**os.environ, **SETTINGS, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    process = ended({**SETTINGS, "SERVING_WEB_PROCESSES": "2", "SERVING_TCP_PORT": "0"})
+    check_one_sentence(process, "SERVING_TCP_PORT=0", "SERVING_WEB_PROCESSES=1")
 
 
 def test_thousands_of_requests_at_once(shared: Service) -> None:

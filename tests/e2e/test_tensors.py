@@ -4,7 +4,6 @@ The service runs in this process, its workers in processes of their own.
 """
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
 
@@ -25,15 +23,13 @@ from smallplates.errors import (
     InvalidRequestError,
     InvalidTensorError,
     OverloadedError,
-    ServingError,
-    WorkerCrashedError,
 )
 from smallplates.models.folder import configured_models
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry
 from smallplates.tasks.base import Candidate, Fields, Prepared
-from smallplates.tasks.image_classification import IMAGE, TENSOR
+from smallplates.tasks.image_classification import TENSOR
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from smallplates.web.inference.service import InferenceService
 from tests.e2e.conftest import obedient
@@ -137,77 +133,6 @@ def free_slots(service: InferenceService) -> int:
     return memory.layout.slots - sum(memory.in_flight)
 
 
-async def test_tensors_come_back_in_order_and_in_batches(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
-) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
-        first = held_task(service)
-        await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(infer(service, [numbered(3, 1, 4, 1, 5)]))
-        await until(lambda: free_slots(service) == 10)
-        (tmp_path / "gate").touch()
-        assert classes(await first) == [99]
-        assert classes(await many) == [3, 1, 4, 1, 5]
-        await until(lambda: free_slots(service) == 16)
-        statistics = service.active.client.statistics
-        totals = statistics.totals(TENSOR)
-        assert (totals.inferences, totals.successes, totals.failures) == (6, 2, 0)
-        batches = statistics.by_batch_size(TENSOR)
-        assert {size: batch.executions for size, batch in batches.items()} == {1: 2, 4: 1}
-
-
-async def test_pictures_and_tensors_that_wait_together_are_computed_apart(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
-) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as service:
-        first = held_task(service)
-        await until((tmp_path / "gate.held").exists)
-        pictures = [picture(command(class_index=index)) for index in (7, 8)]
-        photos = asyncio.ensure_future(predict(service, pictures))
-        arrays = asyncio.ensure_future(infer(service, [numbered(5, 6)]))
-        await until(lambda: free_slots(service) == 11)
-        await until(lambda: service.active.client.memory.state.tolist().count(1) == 4)
-        (tmp_path / "gate").touch()
-        await first
-        assert [top[0]["label"] for top in (await photos).candidates] == ["7", "8"]
-        assert classes(await arrays) == [5, 6]
-        for kind in (IMAGE, TENSOR):
-            assert service.active.client.statistics.by_batch_size(kind)[2].executions == 1
-
-
-@pytest.mark.parametrize(
-    ("failure", "error"),
-    [
-        (Failure.RAISE, InternalError),
-        (Failure.TOO_FEW_OUTPUTS, InternalError),
-        (Failure.EXIT, WorkerCrashedError),
-    ],
-)
-async def test_one_poisonous_tensor_fails_alone(
-    monkeypatch: pytest.MonkeyPatch,
-    fake_settings: dict[str, str],
-    tmp_path: Path,
-    failure: Failure,
-    error: type[ServingError],
-) -> None:
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="8") as service:
-        first = held_task(service)
-        await until((tmp_path / "gate.held").exists)
-        poison = tensors(command_tensor(failure=failure))
-        asked = [infer(service, [t]) for t in (numbered(1, 2), poison, numbered(3))]
-        tasks = [asyncio.ensure_future(question) for question in asked]
-        await until(lambda: free_slots(service) == 11)
-        (tmp_path / "gate").touch()
-        assert classes(await first) == [99]
-        before, failed, after = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(before, Answer)
-        assert isinstance(after, Answer)
-        assert (classes(before), classes(after)) == ([1, 2], [3])
-        assert type(failed) is error
-        totals = service.active.client.statistics.totals(TENSOR)
-        assert (totals.successes, totals.failures) == (3, 1)
-
-
 async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
     service: InferenceService,
 ) -> None:
@@ -221,23 +146,6 @@ async def test_one_bad_input_fails_its_request_and_frees_all_its_slots(
     assert caught.value.detail.startswith("element 1: not a JPEG")
     await until(lambda: free_slots(service) == 16)
     assert classes(await infer(service, [numbered(2)])) == [2]
-
-
-async def test_a_worker_that_dies_costs_no_tensor(
-    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], tmp_path: Path
-) -> None:
-    others = psutil.Process(os.getpid()).children()
-    async with engine(monkeypatch, fake_settings, instances="1", max_batch_size="4") as service:
-        first = held_task(service)
-        await until((tmp_path / "gate.held").exists)
-        many = asyncio.ensure_future(infer(service, [numbered(*range(6))]))
-        await until(lambda: free_slots(service) == 9)
-        (tmp_path / "gate").touch()
-        for child in psutil.Process(os.getpid()).children():
-            if child not in others and "smallplates.worker.process" in child.cmdline():
-                child.kill()
-        assert classes(await first) == [99]
-        assert classes(await many) == list(range(6))
 
 
 async def test_deadline_and_cancellation_leave_nothing_behind(
