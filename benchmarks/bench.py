@@ -13,8 +13,8 @@ import typer
 from benchmarks import compare, limit, service
 from smallplates.cli.load import command as load
 from smallplates.cli.load import payloads
-from smallplates.cli.load.loops import Arrivals
-from smallplates.cli.load.target import Plan, Target
+from smallplates.cli.load.loops import Arrivals, Plan
+from smallplates.cli.load.target import Target
 
 PEERS = ["this service", "mosec", "litserve", "fastapi, onnx"]
 SHARE = 0.8  # of the capacity, for random arrivals

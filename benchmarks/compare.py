@@ -29,10 +29,11 @@ from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, predicti
 from benchmarks.usage import cpu_seconds, memory_mb, tree
 from fastapi_onnx.openvino_session import openvino_objection
 from smallplates.cli.load import report, wrk
-from smallplates.cli.load.machine import cores, write_results
+from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.options import numbers
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT
+from smallplates.system import cpus
 
 PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
 TEXTS = 1000
@@ -119,7 +120,7 @@ def measure(
     answers: dict[Server, str] = {}
     with tqdm(total=rounds * len(servers), desc="servers", mininterval=1) as progress:
         for _ in range(rounds):
-            for precision, threads in product(precisions, sorted({1, cores()})):
+            for precision, threads in product(precisions, sorted({1, cpus.usable()})):
                 rate = without_http(threads, seconds, precision)
                 name = table.IN_PROCESS + table.ENDS[precision]
                 table.keep(results, name, {f"{threads} threads": [{"per_second": rate}]})

@@ -21,10 +21,10 @@ from benchmarks import compare, gpu_report, limit, model, service, table
 from benchmarks.running import Running, running
 from benchmarks.servers import GPU_SERVERS, Pipeline, Server
 from smallplates.cli.load import payloads, report, server_side
-from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.payloads import Protocol
-from smallplates.cli.load.target import Plan, Target
+from smallplates.cli.load.target import Target
 from smallplates.settings import ROOT
 from smallplates.system import cpus
 
@@ -81,7 +81,7 @@ def served(package: str, architecture: str, photo: bytes, motor: str, full: bool
 
 def described(url: str) -> Row:
     """Returns the fields of `/model` that matter for the report."""
-    answer = server_side.describe(url) or {}
+    answer = server_side.describe(url)
     names = ("precision", "max_batch_size", "batch_ms", "instances", "web_processes", "device")
     return {name: answer.get(name) for name in names}
 

@@ -19,8 +19,8 @@ from subprocess import PIPE, Popen, TimeoutExpired
 
 from benchmarks.running import free_port, program, wait_for_answer
 from benchmarks.usage import Usage
-from smallplates.cli.load.machine import cores
 from smallplates.settings import ROOT
+from smallplates.system import cpus
 
 JOB_S = 300
 START_S = 600
@@ -113,7 +113,7 @@ def decentralised(
     progress: Progress = nothing,
 ) -> Outcome:
     """Measures jobs that load their own model each; the processes share the cores evenly."""
-    threads = str(max(1, cores() // at_once))
+    threads = str(max(1, cpus.usable() // at_once))
     model = str(model_dir.resolve())
     chosen = islice(cycle(photos), images)
     commands = [["load", backend.value, model, threads, str(photo.resolve())] for photo in chosen]

@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 from benchmarks import jobs_report, model
 from benchmarks.jobs import Backend, Outcome, Progress, centralised, decentralised
-from smallplates.cli.load.machine import cores, write_results
+from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.options import numbers
 from smallplates.settings import ROOT
+from smallplates.system import cpus
 
 SAMPLES = ROOT / "flask_app" / "static" / "samples"
 CLASSES = 1000
@@ -101,4 +102,4 @@ def main(
     if csv_file:
         jobs_report.write_csv(csv_file, outcomes)
     if plot:
-        jobs_report.draw(outcomes, plot, f"{folder.name}, {images} jobs on {cores()} cores")
+        jobs_report.draw(outcomes, plot, f"{folder.name}, {images} jobs on {cpus.usable()} cores")

@@ -19,11 +19,10 @@ import typer
 
 from benchmarks import service
 from smallplates.cli.load import payloads, report, server_side
-from smallplates.cli.load.http_client import Connections, post
-from smallplates.cli.load.loops import Arrivals, OpenLoop
+from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.measurement import Measured
-from smallplates.cli.load.target import Plan, Target, run_in_windows
+from smallplates.cli.load.target import Target
 
 ALONE = "models/food11"
 BESIDE_TWO = f"{ALONE},models/sentiment,second=models/sentiment"
@@ -46,8 +45,7 @@ def serving(models: str) -> Iterator[str]:
 
 def all_ready(url: str) -> bool:
     """Returns whether all models are ready; the default one, without which the service isn't, is."""
-    about = server_side.describe(url)
-    return about is not None and all(row["state"] == "ready" for row in about["models"])
+    return all(row["state"] == "ready" for row in server_side.describe(url)["models"])
 
 
 def pair(photo: bytes, connections: int, seconds: float, models: list[str]) -> dict[str, float]:
@@ -63,11 +61,9 @@ def pair(photo: bytes, connections: int, seconds: float, models: list[str]) -> d
 
 def texts(url: str, rate: float, seconds: float) -> Measured:
     """Measures the sentiment model at `rate` texts a second."""
-    request = payloads.payload(TEXT.encode(), payloads.Protocol.TEXT)
-    wire = post(url, "/predict/sentiment", request.headers, request.body)
-    loop_ = OpenLoop(Connections(url), [wire], rate, Arrivals.POISSON)
     plan = Plan(warm_up_s=1, window_s=seconds, fewest=1, most=1)
-    return run_in_windows(f"{rate:g} texts/s", loop_, plan)
+    target = Target(url, [TEXT.encode()], model="sentiment")
+    return target.open(rate, Arrivals.POISSON, plan)
 
 
 def flood(photo: bytes, rate: float, seconds: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from benchmarks import service
 from benchmarks.running import Running
 from smallplates.cli.load import payloads
-from smallplates.cli.load.target import Plan
+from smallplates.cli.load.loops import Plan
 from smallplates.system import cpus
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from benchmarks import h2load
 from benchmarks.h2load import Flood, Schedule
 from benchmarks.usage import memory_mb, tree
 from smallplates.cli.load import payloads, report
-from smallplates.cli.load.loops import Arrivals, OpenLoop, Windows
+from smallplates.cli.load.loops import Arrivals, OpenLoop, Plan, Windows
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.payloads import Protocol
-from smallplates.cli.load.recorder import Recorder, merged
-from smallplates.cli.load.target import Plan, Target, run_loop
+from smallplates.cli.load.recorder import Recorder, merge
+from smallplates.cli.load.target import Target, run_loop
 
 ONE_WINDOW = Plan(warm_up_s=1, window_s=8, fewest=1, most=1)
 LOOKED_AT_PER_SECOND = 5.0  # answers whose header fields are looked at, too, which h2load does not
@@ -43,7 +43,7 @@ async def overload(
     await asyncio.gather(looking, *loop_.waiting, return_exceptions=True)
     windows.turn()
     await loop_.connections.close()
-    return flood, merged(windows.done), halfway
+    return flood, merge(windows.done), halfway
 
 
 def measure(target: Target, times: float, seconds: float, pid: int) -> dict[str, object]:

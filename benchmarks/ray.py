@@ -131,7 +131,7 @@ def main(
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
     if not python.exists():
         raise typer.BadParameter(f"there is no {python}: make .venv-ray/installed")
-    request, counts = payloads.payload(photo.read_bytes(), Protocol.JSON), numbers(connections)
+    request, counts = payloads.PHOTOS.payload(photo.read_bytes(), Protocol.JSON), numbers(connections)
     rows = [
         measured
         for arrangement in tqdm(ARRANGEMENTS, desc="arrangements")

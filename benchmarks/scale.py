@@ -136,7 +136,7 @@ def measured_worker_ms(model_dir: Path, precision: str) -> float:
     with service.running(
         model_dir=model_dir, precision=precision, device="cpu", instances=1, idle_threads=1
     ) as served:
-        described = server_side.describe(served.url) or {}
+        described = server_side.describe(served.url)
     size: int = described["max_batch_size"]
     return float(described["batch_ms"][str(size)]) / size
 
@@ -188,7 +188,7 @@ def main(
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
     counts = numbers(web_processes)
     cases = [Case(ms, count) for ms in milliseconds(service_ms) for count in counts]
-    request, folder = payloads.payload(photo.read_bytes(), Protocol.JSON), model_dir.resolve()
+    request, folder = payloads.PHOTOS.payload(photo.read_bytes(), Protocol.JSON), model_dir.resolve()
     for case in tqdm(cases * rounds, desc="cases", mininterval=1):
         case.rounds.append(run(case, request, folder, instances, connections, seconds))
     web, workers = busiest(cases), worker_times(folder, fp32_ms, int8_ms)

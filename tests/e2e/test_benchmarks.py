@@ -13,9 +13,9 @@ from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
 from smallplates.cli.commands import app as program
 from smallplates.cli.load import command as load
-from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.payloads import SAMPLE, Protocol
-from smallplates.cli.load.target import Plan, Target
+from smallplates.cli.load.target import Target
 from tests import servers
 from tests.fake.backend import command
 from tests.servers import ROOT

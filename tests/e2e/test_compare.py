@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from benchmarks import compare, running, servers, table, text_model
 from benchmarks.__main__ import app
-from smallplates.cli.load import machine
 from smallplates.settings import ROOT
+from smallplates.system import cpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -64,7 +64,7 @@ def test_texts_are_sent_in_turn(tmp_path: Path) -> None:
     for name in ("this service", "this service, one by one"):
         ((row,),) = kept["results"][name].values()
         assert (row["failed"], row["requests"] > 0) == (0, True)
-    assert set(kept["results"][table.IN_PROCESS]) == {f"{n} threads" for n in {1, machine.cores()}}
+    assert set(kept["results"][table.IN_PROCESS]) == {f"{n} threads" for n in {1, cpus.usable()}}
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ are measured until throughput and median latency agree over three of them. The r
 server's own figures: the stages in Server-Timing, the batches in /metrics.
 """
 
+import json
 import math
 from collections import Counter
 from dataclasses import asdict
@@ -16,13 +17,13 @@ import typer
 from tqdm import tqdm
 
 from smallplates.cli.load import payloads, report
-from smallplates.cli.load.loops import Arrivals
+from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.measurement import Measured, plot_latencies, plot_throughput
 from smallplates.cli.load.options import numbers
 from smallplates.cli.load.payloads import Protocol
 from smallplates.cli.load.server_side import describe
-from smallplates.cli.load.target import Plan, Target
+from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
 from smallplates.settings import DAY_S
 
@@ -35,7 +36,7 @@ def limit_per_second(path: Path | None, precision: str) -> float | None:
     if path is None:
         return None
     try:
-        rows: list[dict[str, Any]] = report.read_json(path)["results"]["whole"]
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["results"]["whole"]
         rates = [float(row["per_second"]) for row in rows if row["precision"] == precision]
     except (ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(f"{path} is not a result of benchmarks limit") from error
@@ -51,26 +52,25 @@ def publish(
     plot: Path | None,
 ) -> None:
     """Prints the tables, and writes the requested files."""
-    model = describe(target.url) if limit or json_file else None
-    best = limit_per_second(limit, (model or {}).get("precision", "fp32"))
+    model = describe(target.url, target.model) if limit or json_file else {}
+    best = limit_per_second(limit, model.get("precision", "fp32"))
     for result in measured:
         result.share_of_limit = round(result.per_second / best, 3) if best else None
-    rows = [result.seen_by_client() for result in measured]
+    client = [result.seen_by_client() for result in measured]
+    server = [result.seen_by_server() for result in measured]
     report.print_table(
-        f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", rows
+        f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", client
     )
     report.print_table(
         "where the median's milliseconds go, as the server reports; outside: before and after it",
-        [result.seen_by_server() for result in measured],
+        server,
         [warning for result in measured for warning in result.warnings()],
     )
     if json_file:
         results = [asdict(result) for result in measured]
         write_results(json_file, report.command(), results, model=model)
     if csv_file:
-        report.write_csv(
-            csv_file, [{**result.seen_by_client(), **result.seen_by_server()} for result in measured]
-        )
+        report.write_csv(csv_file, [{**c, **s} for c, s in zip(client, server, strict=True)])
     if plot:
         plots = [partial(plot_latencies, measured=measured)]
         closed = [result for result in measured if result.offered_per_second is None]
@@ -87,6 +87,9 @@ def main(
             help="Image file, a folder of image files, or a text file with one text. By default, the "
             "example of the server's model, or a photo if it takes photos."
         ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model. By default, the server's default model.")
     ] = None,
     protocol: Annotated[
         Protocol, typer.Option(help="Protocol and format of the requests.")
@@ -119,7 +122,8 @@ def main(
     The exit code is 1 if no request succeeds.
     """
     try:
-        target = Target(url, payloads.photos(photo) if photo else [], protocol, key, motor, port)
+        items = payloads.photos(photo) if photo else []
+        target = Target(url, items, protocol, key, motor, port, model)
         target.wire()
     except ConfigurationError:
         raise

@@ -132,14 +132,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
 
-def stale(connection: Connection) -> bool:
-    """Closes a connection that was idle for so long that the server may close it; returns whether."""
-    old = time.monotonic() - connection.idle_since > IDLE_S
-    if old:
-        connection.close()
-    return old
-
-
 class Connections:
     """Pool of kept connections to one server; opens a new one when all are busy."""
 
@@ -149,8 +141,7 @@ class Connections:
 
     async def ask(self, request: bytes) -> Answer:
         """Sends a request on any connection; returns `LOST` when none can be made."""
-        connection = next((c for c in iter(self._pop, None) if c.usable and not stale(c)), None)
-        if connection is None:
+        if (connection := self._pop()) is None:
             try:
                 loop = asyncio.get_running_loop()
                 _, connection = await loop.create_connection(Connection, self.host, self.port)
@@ -163,7 +154,13 @@ class Connections:
         return answer
 
     def _pop(self) -> Connection | None:
-        return self._idle.pop() if self._idle else None
+        """Returns a connection that the server keeps; closes those that it may close any moment."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and time.monotonic() - connection.idle_since <= IDLE_S:
+                return connection
+            connection.close()
+        return None
 
     async def close(self) -> None:
         """Closes the idle connections."""

@@ -7,15 +7,26 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, cycle, islice, repeat
 
 from smallplates.cli.load.http_client import LOST, Answer
 from smallplates.cli.load.other_wires import WireClient
-from smallplates.cli.load.recorder import Recorder, put, stable
+from smallplates.cli.load.recorder import Recorder, are_stable, put
 
 MAX_WAITING = 10_000  # requests of an open loop under way; a further one is not sent, and counted
 RECONNECT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Length of the warm-up and of each window, in seconds, and the number of windows."""
+
+    warm_up_s: float = 2.0
+    window_s: float | None = 2.0  # None: until all requests are answered
+    fewest: int = 3
+    most: int = 10
 
 
 class Arrivals(StrEnum):
@@ -117,19 +128,8 @@ class OpenLoop:
         windows.now.add(answer, time.perf_counter() - due)
 
 
-async def one_window(loop: ClosedLoop) -> Recorder:
-    """Runs a loop with a fixed number of requests; returns its only window."""
-    windows = Windows()
-    await loop.run(windows)
-    windows.turn()
-    await loop.connections.close()
-    return windows.done[0]
-
-
-async def windows_of(
-    loop: ClosedLoop | OpenLoop, warm_up_s: float, window_s: float, fewest: int, most: int
-) -> tuple[list[Recorder], bool]:
-    """Runs the loop for windows of `window_s` seconds, until three in a row agree or there are `most`.
+async def run_windows(loop: ClosedLoop | OpenLoop, plan: Plan) -> tuple[list[Recorder], bool]:
+    """Runs the loop, window by window, until three in a row agree or there are `plan.most`.
 
     Returns the windows, without the warm-up, and whether the last three agree. Requests that an open
     loop still has in flight at the end are awaited, for 60 s at most, and count in the last window's
@@ -138,16 +138,17 @@ async def windows_of(
     windows = Windows()
     running = asyncio.create_task(loop.run(windows))
     try:
-        await asyncio.sleep(warm_up_s)
-        windows.turn()
-        windows.done.clear()
-        steady = False
-        while len(windows.done) < most and not (steady and len(windows.done) >= fewest):
-            await asyncio.wait({running}, timeout=window_s)
-            if running.done():
-                await running  # it never ends but by an error
+        if plan.warm_up_s:
+            await asyncio.sleep(plan.warm_up_s)
             windows.turn()
-            steady = stable(windows.done)
+            windows.done.clear()
+        steady = False
+        while len(windows.done) < plan.most and not (steady and len(windows.done) >= plan.fewest):
+            await asyncio.wait({running}, timeout=plan.window_s)
+            if running.done():
+                await running  # a loop without a fixed number of requests ends by an error only
+            windows.turn()
+            steady = are_stable(windows.done)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

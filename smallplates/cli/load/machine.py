@@ -31,11 +31,6 @@ OWN_PACKAGES = (
 Facts = dict[str, str | dict[str, str]]
 
 
-def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return cpus.usable()
-
-
 def processor() -> str:
     """Returns the CPU's name, as the kernel reports it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -51,13 +46,8 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of this project's own packages, by name."""
-    by_name = {}
-    for name in OWN_PACKAGES:
-        try:
-            by_name[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return by_name
+    packages = {package.name.lower(): package.version for package in metadata.distributions()}
+    return {name: packages[name] for name in OWN_PACKAGES if name in packages}
 
 
 def machine(others: Mapping[str, str] | None = None) -> Facts:
@@ -67,7 +57,7 @@ def machine(others: Mapping[str, str] | None = None) -> Facts:
     """
     return {
         "cpu": processor(),
-        "cores": str(cores()),
+        "cores": str(cpus.usable()),
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -9,15 +9,15 @@ Number = TypeVar("Number", int, float)
 
 def numbers(text: str) -> list[int]:
     """Parses `1,16,64` to three numbers. Raises BadParameter."""
-    return parsed(text, int, 1)
+    return parse(text, int, 1)
 
 
 def milliseconds(text: str) -> list[float]:
     """Parses `0,1.5` to two durations. Raises BadParameter."""
-    return parsed(text, float, 0)
+    return parse(text, float, 0)
 
 
-def parsed(text: str, kind: type[Number], least: Number) -> list[Number]:
+def parse(text: str, kind: type[Number], least: Number) -> list[Number]:
     """Parses numbers between commas. Raises BadParameter."""
     try:
         values = [kind(part) for part in text.split(",")]

@@ -4,23 +4,20 @@ Both have the interface of `http_client.Connections`: a request's bytes, built o
 """
 
 import asyncio
-import json
-from typing import Protocol
+import typing
 
 import grpc
-import numpy as np
 import orjson
 
 from smallplates.cli.load.http_client import LOST, Answer
-from smallplates.cli.load.payloads import PREDICT, V2_INFER, Served
+from smallplates.cli.load.payloads import Protocol, Requests
 from smallplates.client import tcp
-from smallplates.web.api.datatypes import DATATYPES
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
-class WireClient(Protocol):
+class WireClient(typing.Protocol):
     """Client of one server that carries any number of requests at a time."""
 
     async def ask(self, request: bytes) -> Answer:
@@ -30,23 +27,25 @@ class WireClient(Protocol):
         """Closes the idle connections."""
 
 
-def call(item: bytes | None, served: Served) -> bytes:
+def call(item: bytes | None, requests: Requests) -> bytes:
     """Returns the Open Inference Protocol's message for one item. Raises ValueError."""
-    message = pb.ModelInferRequest(model_name=served.name)
-    for tensor in json.loads(served.body(V2_INFER, item))["inputs"]:
-        values, dtype = np.ravel(tensor.pop("data")), DATATYPES[tensor["datatype"]].dtype
+    message = pb.ModelInferRequest(model_name=requests.model)
+    for tensor in requests.tensors(item):
+        message.raw_input_contents.append(requests.raw(tensor, item))
+        del tensor["data"]
         message.inputs.add(**tensor)
-        texts = [item] if item and served.is_photo else [str(value).encode() for value in values]
-        raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
-        message.raw_input_contents.append(values.astype(dtype).tobytes() if dtype else raw)
-    made: bytes = message.SerializeToString()
-    return made
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
-def frame(item: bytes | None, key: str | None, served: Served) -> bytes:
-    """Returns one item's frame; its id is constant, as a connection has one request at a time."""
-    body = item if item and served.is_photo else served.body(PREDICT, item)
-    return tcp.request_frame(1, body, {"key": key} if key else {})
+def frame(item: bytes | None, options: dict[str, str | None], requests: Requests) -> bytes:
+    """Returns one item's frame; its id is constant, as a connection has one request at a time.
+
+    `options` are those of the frame; None leaves one out. Raises ValueError.
+    """
+    payload = requests.payload(item, Protocol.RAW)
+    options = {**options, "content_type": payload.headers["Content-Type"]}
+    return tcp.request_frame(1, payload.body, {name: value for name, value in options.items() if value})
 
 
 class GrpcClient:

@@ -1,14 +1,19 @@
-"""Requests of each protocol for the same images or texts, or for the example of the server's model."""
+"""Requests of each protocol for the same photos or texts, or for the example of the server's model."""
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import numpy as np
+
+from smallplates.models.tensors import EXAMPLE_LENGTHS
 from smallplates.settings import ROOT
+from smallplates.web.api.datatypes import DATATYPES
 
 SAMPLE = ROOT / "flask_app" / "static" / "samples" / "soup.jpg"
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -18,28 +23,28 @@ class Protocol(StrEnum):
     """Protocol and encoding of the requests."""
 
     JSON = "json"
-    """Native: base64 in JSON."""
+    """Native: JSON, with a photo in base64."""
 
     TEXT = "text"
-    """Native: a text in JSON, for a text classifier."""
+    """Native: JSON, and a text for a server that does not describe its model."""
 
     RAW = "raw"
-    """Native: the image is the body."""
+    """Native: the photo or the text is the body; JSON for other models."""
 
     V2 = "v2"
-    """Open Inference Protocol: base64 text in a BYTES tensor of JSON."""
+    """Open Inference Protocol in JSON."""
 
     V2_RAW = "v2-raw"
-    """Open Inference Protocol: the image is the body, as its binary extension allows."""
+    """Open Inference Protocol, binary; a model's only input is the body."""
 
     TF_SERVING = "tf-serving"
-    """Rows of `b64` objects."""
+    """A row of values; a photo is a `b64` object."""
 
     TORCHSERVE = "torchserve"
-    """Image as the body."""
+    """The photo or the text is the body; JSON for other models."""
 
     GRPC = "grpc"
-    """Open Inference Protocol: the image in a BYTES tensor; all calls share one channel."""
+    """Open Inference Protocol with raw contents; all calls share one channel."""
 
     TCP = "tcp"
     """Frames over plain TCP, one at a time on a connection."""
@@ -60,66 +65,124 @@ class Payload:
 
 JSON_TYPE = {"Content-Type": "application/json"}
 BYTES_TYPE = {"Content-Type": "application/octet-stream"}
-PREDICT, V2_INFER = "/predict", "/v2/models/{model}/infer"
-PATHS = {
-    Protocol.JSON: PREDICT,
-    Protocol.TEXT: PREDICT,
-    Protocol.RAW: PREDICT,
-    Protocol.V2: V2_INFER,
-    Protocol.V2_RAW: V2_INFER,
-    Protocol.TF_SERVING: "/v1/models/{model}:predict",
-    Protocol.TORCHSERVE: "/predictions/{model}",
-}
-BYTES_AS_BODY = (Protocol.RAW, Protocol.V2_RAW, Protocol.TORCHSERVE)
+HEADER_BYTES = "Inference-Header-Content-Length"
+
+Tensor = dict[str, Any]
+"""Input in the Open Inference Protocol: name, datatype, shape, and its values in `data`, flat."""
 
 
 @dataclass(frozen=True)
-class Served:
-    """The model that a server serves, with examples of its requests."""
+class Requests:
+    """Builds the requests of one model: its example, or zeros for a graph that takes tensors only.
 
-    name: str
-    bodies: Mapping[str, Any]
-    """Body in JSON of one request for each path, of those in `PATHS`."""
+    The methods raise ValueError if the model has no such request.
+    """
 
-    item: str | None
-    """Text in these bodies that stands for a photo in base64, or for a text; None if there is none."""
+    model: str
+    example: Any = None  # request of /predict in JSON; None if there is none
+    fields: Sequence[str] = ()  # of /predict, in the order of `inputs`; empty if it takes a single value
+    inputs: Sequence[Mapping[str, Any]] = ()  # as the Open Inference Protocol describes them
+    is_batched: bool = True  # whether tensors begin with the batch dimension
+    predict_path: str = "/predict"
 
-    is_photo: bool
+    @property
+    def item_field(self) -> str | None:
+        """Field of the example that a photo or a text may replace."""
+        return next((name for name in ("image", "text") if name in self.fields), None)
 
-    def body(self, path: str, item: bytes | None) -> bytes:
-        """Returns the body for a photo or a text; None: the example itself. Raises ValueError."""
-        if path not in self.bodies:
-            where = path.format(model=self.name)
-            raise ValueError(f"the model {self.name} has no example of a request to {where}")
-        text = json.dumps(self.bodies[path])
-        if item is not None:
-            sent = b64encode(item).decode() if self.is_photo else item.decode()
-            text = text.replace(json.dumps(self.item), json.dumps(sent))
-        return text.encode()
+    @property
+    def is_photo(self) -> bool:
+        """Whether the model takes photos."""
+        return self.item_field == "image"
+
+    def payload(self, item: bytes | None, protocol: Protocol) -> Payload:
+        """Returns the POST for a photo or a text, None: for the example; not for `NOT_HTTP`."""
+        name = quote(self.model, safe="")
+        path = f"/predictions/{name}" if protocol is Protocol.TORCHSERVE else self.predict_path
+        match protocol:
+            case Protocol.V2_RAW:
+                return self.binary(item, f"/v2/models/{name}/infer")
+            case Protocol.RAW | Protocol.TORCHSERVE if item is not None:
+                return Payload(path, BYTES_TYPE, item)
+            case Protocol.V2:
+                path, content = f"/v2/models/{name}/infer", {"inputs": self.tensors(item)}
+            case Protocol.TF_SERVING:
+                path, content = f"/v1/models/{name}:predict", self.rows(item)
+            case _:
+                content = self.native(item)
+        return Payload(path, JSON_TYPE, json.dumps(content).encode())
+
+    def native(self, item: bytes | None) -> Any:
+        """Returns the content of a request to `/predict`."""
+        if self.example is None:
+            raise ValueError(f"{self.model} has no example: use v2, v2-raw, tf-serving or grpc")
+        if item is None:
+            return self.example
+        sent = b64encode(item).decode() if self.is_photo else item.decode()
+        return {**self.example, self.item_field: sent}
+
+    def tensors(self, item: bytes | None) -> list[Tensor]:
+        """Returns all inputs of a request, without fields that the example leaves out."""
+        if not self.inputs:
+            raise ValueError(f"the server does not describe the inputs of {self.model} in v2")
+        if self.example is None:
+            return [zeros(spec, self.is_batched) for spec in self.inputs]
+        values = self.native(item) if self.fields else {"": self.native(item)}
+        tensors = []
+        for name, spec in zip(self.fields or [""], self.inputs, strict=True):
+            value, is_list = values.get(name), spec["shape"][-1] == -1
+            if isinstance(value, dict | list) and not is_list:
+                value = json.dumps(value)
+            if value is not None:
+                shape, data = ([1, len(value)], value) if is_list else ([1], [value])
+                tensors.append({**spec, "shape": shape, "data": data})
+        return tensors
+
+    def rows(self, item: bytes | None) -> dict[str, Any]:
+        """Returns the content of a request in TensorFlow Serving's protocol."""
+        row: dict[str, Any] = {}
+        for tensor in self.tensors(item):
+            values = np.array(tensor["data"], object).reshape(tensor["shape"]).tolist()
+            value = values[0] if self.is_batched else values
+            row[tensor["name"]] = {"b64": value} if self.is_photo else value
+        content = next(iter(row.values())) if len(self.inputs) == 1 else row
+        return {"instances": [content]} if self.is_batched else {"inputs": content}
+
+    def binary(self, item: bytes | None, path: str) -> Payload:
+        """Returns a request with binary tensors; the only input of a photo or a text is the body."""
+        if item is not None and len(self.inputs) == 1:
+            return Payload(path, {**BYTES_TYPE, HEADER_BYTES: "0"}, item)
+        tensors = self.tensors(item)
+        contents = [self.raw(tensor, item) for tensor in tensors]
+        for tensor, content in zip(tensors, contents, strict=True):
+            tensor["parameters"] = {"binary_data_size": len(content)}
+            del tensor["data"]
+        head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+        return Payload(path, {**BYTES_TYPE, HEADER_BYTES: str(len(head))}, b"".join((head, *contents)))
+
+    def raw(self, tensor: Tensor, item: bytes | None) -> bytes:
+        """Returns a tensor's values in binary form; the photo `item` takes the place of its base64."""
+        if dtype := DATATYPES[tensor["datatype"]].dtype:
+            return np.array(tensor["data"], dtype).tobytes()
+        texts = [item] if item and self.is_photo else [text.encode() for text in tensor["data"]]
+        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
-TENSOR = {"name": "INPUT_IMAGE", "shape": [1], "datatype": "BYTES", "data": ["ITEM"]}
-PHOTO_BODIES = {
-    PREDICT: {"image": "ITEM"},
-    V2_INFER: {"inputs": [TENSOR]},
-    PATHS[Protocol.TF_SERVING]: {"instances": [{"b64": "ITEM"}]},
-}
-PHOTOS = Served("food_classifier", PHOTO_BODIES, "ITEM", is_photo=True)
-"""Of a server that does not describe its model."""
+def zeros(spec: Mapping[str, Any], is_batched: bool) -> Tensor:
+    """Returns zeros for an input; axes that vary are as long as warm-up's shortest items."""
+    dtype = DATATYPES[spec["datatype"]].dtype
+    if dtype is None:
+        raise ValueError(f"the server has no example of {spec['name']}: name the model as /model does")
+    shape = [EXAMPLE_LENGTHS[0] if size < 0 else size for size in spec["shape"]]
+    if is_batched:
+        shape[0] = 1
+    return {**spec, "shape": shape, "data": np.zeros(shape, dtype).ravel().tolist()}
 
-TEXTS = Served("text", {PREDICT: {"text": "ITEM"}}, "ITEM", is_photo=False)
 
-
-def payload(item: bytes | None, protocol: Protocol, served: Served | None = None) -> Payload:
-    """Returns one item's request; `protocol` is one of those over HTTP. Raises ValueError."""
-    served = served or (TEXTS if protocol is Protocol.TEXT else PHOTOS)
-    path = PATHS[protocol].format(model=served.name)
-    if item is not None and protocol in BYTES_AS_BODY:
-        head = {"Inference-Header-Content-Length": "0"} if protocol is Protocol.V2_RAW else {}
-        return Payload(path, {**BYTES_TYPE, **head}, item)
-    if protocol in (Protocol.RAW, Protocol.V2_RAW):
-        raise ValueError(f"the model {served.name} takes neither photos nor texts, as {protocol} needs")
-    return Payload(path, JSON_TYPE, served.body(PATHS[protocol], item))
+IMAGE_INPUT = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [-1, 1]}
+PHOTOS = Requests("food_classifier", {"image": ""}, ["image"], [IMAGE_INPUT])
+TEXTS = Requests("text", {"text": "a text"}, ["text"])
+"""Of servers that don't describe their model."""
 
 
 def photos(path: Path) -> list[bytes]:

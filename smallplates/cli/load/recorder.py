@@ -68,9 +68,7 @@ class Recorder:
         """Returns medians of the server's stages, and `rest`: the total without the named stages."""
         if not self.stages["total"].get_total_count():
             return None
-        medians = {name: round(ms(stage, 50), 3) for name, stage in self.stages.items()}
-        named = sum(value for name, value in medians.items() if name != "total")
-        return {**medians, "rest": round(max(0.0, medians["total"] - named), 3)}
+        return add_rest({name: round(ms(stage, 50), 3) for name, stage in self.stages.items()})
 
     def distribution(self) -> list[tuple[float, float]]:
         """Returns pairs (percentile, ms), denser towards 100: enough to plot the tail."""
@@ -84,7 +82,13 @@ class Recorder:
         return [(p, ms(self.latency, p)) for p in (*steps, *tail)]
 
 
-def merged(parts: list[Recorder]) -> Recorder:
+def add_rest(stages_ms: dict[str, float]) -> dict[str, float]:
+    """Returns the stages and `rest`, the part of `total` that none of the others has."""
+    rest = 2 * stages_ms["total"] - sum(stages_ms.values())
+    return {**stages_ms, "rest": round(max(0.0, rest), 3)}
+
+
+def merge(parts: list[Recorder]) -> Recorder:
     """Returns one recorder with the contents of all."""
     whole = Recorder()
     for part in parts:
@@ -98,7 +102,7 @@ def merged(parts: list[Recorder]) -> Recorder:
     return whole
 
 
-def stable(windows: list[Recorder], within: float = 0.1, last: int = 3) -> bool:
+def are_stable(windows: list[Recorder], within: float = 0.1, last: int = 3) -> bool:
     """Returns whether throughput and median latency of the `last` windows differ by `within` at most."""
     if len(windows) < last:
         return False

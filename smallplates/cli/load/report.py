@@ -1,12 +1,11 @@
 """Output of results: a table, JSON with machine and command, CSV, plots."""
 
 import csv
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -26,12 +25,6 @@ def command() -> str:
     return shlex.join([*(["python", "-m", "benchmarks"] if is_benchmark else ["smallplates"]), *words])
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file of `machine.write_results`."""
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
-
-
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Writes a line per row; columns are in the order in which they first appear."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -49,13 +42,8 @@ def cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return (
-            f"{value:,.0f}"
-            if abs(value) >= 1000
-            else f"{value:.1f}"
-            if abs(value) >= 100
-            else f"{value:.3g}"
-        )
+        digits = ",.0f" if abs(value) >= 1000 else ".1f" if abs(value) >= 100 else ".3g"
+        return f"{value:{digits}}"
     return str(value)
 
 

@@ -1,14 +1,15 @@
 """Figures that our service reports about itself: `/model`, and `/metrics` before and after a load."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from smallplates.cli.load.payloads import Served
+from smallplates.cli.load.payloads import Requests
 from smallplates.errors import ConfigurationError
 
 STAGES = {
@@ -41,54 +42,64 @@ def get(url: str) -> requests.Response | None:
     return response if response.ok else None
 
 
-def describe(base: str) -> dict[str, Any] | None:
-    """Returns the answer of `/model`; None from another server."""
-    response = get(f"{base}/model")
+def get_object(url: str) -> dict[str, Any]:
+    """Returns the JSON object at an address; an empty one from a server without it."""
+    response = get(url)
     try:
-        answer = response.json() if response else None
+        content = response.json() if response else None
     except ValueError:  # a page, for example
-        answer = None
-    return answer if isinstance(answer, dict) else None
+        content = None
+    return content if isinstance(content, dict) else {}
 
 
-def served(base: str) -> Served | None:
-    """Returns the server's default model with its documented examples; None from another server."""
-    model, documented = describe(base) or {}, get(f"{base}/openapi.json")
-    if "name" not in model or documented is None:
+def describe(base: str, model: str | None = None) -> dict[str, Any]:
+    """Returns the answer of `/model`, of the default model without a name; empty from another server."""
+    return get_object(f"{base}/model" if model is None else f"{base}/model/{quote(model, safe='')}")
+
+
+def requests_of(base: str, model: str | None) -> Requests | None:
+    """Returns what builds a model's requests, of the default model without a name.
+
+    None for a server that does not describe its model. Raises ConfigurationError for an unknown name.
+    """
+    about = describe(base, model)
+    if (name := model or about.get("name")) is None:
         return None
-    bodies = {}
-    for path, methods in documented.json()["paths"].items():
-        content = methods.get("post", {}).get("requestBody", {}).get("content", {})
-        body = content.get("application/json", {})
-        values = [each["value"] for each in body.get("examples", {}).values()]  # the default model first
-        if "example" in body or values:
-            bodies[path] = body.get("example") or values[0]
-    fields = model["example"] if isinstance(model["example"], dict) else {}
-    is_photo = "image" in fields
-    return Served(model["name"], bodies, fields.get("image" if is_photo else "text"), is_photo)
+    inputs = get_object(f"{base}/v2/models/{quote(name, safe='')}").get("inputs", ())
+    if not (about or inputs):
+        raise ConfigurationError(f"the server does not describe a model {name}")
+    return Requests(
+        name,
+        about.get("example"),
+        list((about.get("request_schema") or {}).get("properties", ())),
+        inputs,
+        is_batched=about.get("batched", True) or about["example"] is not None,
+        predict_path="/predict" if model is None else f"/predict/{quote(model, safe='')}",
+    )
 
 
 @dataclass(frozen=True)
 class Scrape:
-    """Samples of `/metrics` at one time, by name and labels; those of all models are added up."""
+    """Samples of `/metrics` at one time, by name and the labels except `model`."""
 
     samples: Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
     @classmethod
-    def of(cls, base: str) -> "Scrape | None":
-        """Reads `/metrics`; returns None from a server without it."""
+    def of(cls, base: str, model: str | None = None) -> "Scrape | None":
+        """Reads `/metrics`, of all models together without a name; None from a server without it."""
         response = get(f"{base}/metrics")
         if response is None:
             return None
-        samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
         try:
-            families = [*text_string_to_metric_families(response.text)]
+            families = text_string_to_metric_families(response.text)
+            every = [sample for family in families for sample in family.samples]
         except ValueError:  # a page, for example
             return None
-        for family in families:
-            for sample in family.samples:
-                labels = sorted(item for item in sample.labels.items() if item[0] != "model")
-                samples[sample.name, tuple(labels)] += sample.value
+        own = [sample for sample in every if model and sample.labels.get("model") == model]
+        samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = defaultdict(float)
+        for sample in own or every:  # another name of a model has no figures of its own
+            labels = sorted(item for item in sample.labels.items() if item[0] != "model")
+            samples[sample.name, tuple(labels)] += sample.value
         return cls(samples)
 
     def since(self, before: "Scrape") -> "Scrape":
@@ -112,13 +123,13 @@ class Scrape:
     def batch_sizes(self) -> dict[str, int]:
         """Returns the number of batches by upper bound of the histogram's buckets."""
         counts, below = {}, 0.0
-        for bound, cumulative in sorted(self._buckets("serving_batch_size_bucket")):
+        buckets = [
+            (float(dict(labels)["le"]), count)
+            for (name, labels), count in self.samples.items()
+            if name == "serving_batch_size_bucket"
+        ]
+        for bound, cumulative in sorted(buckets):
             if cumulative > below:
                 counts[f"{bound:g}"] = round(cumulative - below)
             below = cumulative
         return counts
-
-    def _buckets(self, name: str) -> Iterator[tuple[float, float]]:
-        for (sample, labels), value in self.samples.items():
-            if sample == name:
-                yield float(dict(labels)["le"]), value

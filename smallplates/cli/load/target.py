@@ -4,35 +4,24 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import psutil
 
 from smallplates.cli.load import payloads, wrk
 from smallplates.cli.load.http_client import Connections, address, post
-from smallplates.cli.load.loops import Arrivals, ClosedLoop, OpenLoop, one_window, windows_of
+from smallplates.cli.load.loops import Arrivals, ClosedLoop, OpenLoop, Plan, run_windows
 from smallplates.cli.load.measurement import Measured
 from smallplates.cli.load.other_wires import GrpcClient, TcpClient, WireClient, call, frame
-from smallplates.cli.load.payloads import NOT_HTTP, PHOTOS, TEXTS, Payload, Protocol, Served
-from smallplates.cli.load.recorder import Recorder, merged, ms
-from smallplates.cli.load.server_side import Scrape, served
+from smallplates.cli.load.payloads import NOT_HTTP, PHOTOS, TEXTS, Payload, Protocol, Requests
+from smallplates.cli.load.recorder import add_rest, merge, ms
+from smallplates.cli.load.server_side import Scrape, requests_of
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Lengths of the warm-up and of the windows, in seconds, and the number of windows."""
-
-    warm_up_s: float = 2.0
-    window_s: float = 2.0
-    fewest: int = 3
-    most: int = 10
-    """Largest number of windows."""
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -55,33 +44,16 @@ class Usage:
         return round(cpu_s / wall, 3), round(psutil.cpu_percent() / 100, 3)
 
 
-def run_fixed(name: str, loop_: ClosedLoop) -> Measured:
-    """Runs a loop with a fixed number of requests; one window."""
-    usage = Usage()
-    seen = run_loop(one_window(loop_))
-    return python_measured(name, usage, [seen], seen, None)
-
-
-def run_in_windows(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
+def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
     """Runs a loop until it is steady.
 
     The figures are those of the last windows, or of all windows when it never became steady.
     """
     usage = Usage()
-    parts, steady = run_loop(windows_of(loop_, plan.warm_up_s, plan.window_s, plan.fewest, plan.most))
-    whole = merged(parts[-plan.fewest :] if steady else parts)
-    measured = python_measured(name, usage, parts, whole, steady if plan.most > 1 else None)
-    if isinstance(loop_, OpenLoop):
-        measured.offered_per_second = loop_.rate
-        measured.late_p99 = ms(whole.late, 99)
-    return measured
-
-
-def python_measured(
-    name: str, usage: "Usage", parts: list[Recorder], whole: Recorder, steady: bool | None
-) -> Measured:
-    """Returns the figures of `whole`, with the statuses of all windows in `parts`."""
+    parts, steady = run_loop(run_windows(loop_, plan))
+    whole = merge(parts[-plan.fewest :] if steady else parts)
     generator, machine = usage.look()
+    rate = loop_.rate if isinstance(loop_, OpenLoop) else None
     return Measured(
         load=name,
         motor="python",
@@ -93,9 +65,11 @@ def python_measured(
         p99=ms(whole.latency, 99),
         longest=whole.latency.get_max_value() / 1000,
         statuses=dict(sum((part.statuses for part in parts), Counter())),
-        stable=steady,
+        stable=steady if plan.most > 1 else None,
         generator_cores=generator,
         machine_busy=machine,
+        offered_per_second=rate,
+        late_p99=ms(whole.late, 99) if rate else None,
         server_ms=whole.server_ms(),
         distribution=whole.distribution(),
     )
@@ -107,7 +81,7 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
     bodies = [request.body for request in requests]
     wrk.run(target, bodies, connections, plan.warm_up_s, headers)
     usage = Usage()
-    seen = wrk.run(target, bodies, connections, plan.window_s * plan.fewest, headers)
+    seen = wrk.run(target, bodies, connections, (plan.window_s or 0) * plan.fewest, headers)
     generator, busy = usage.look()
     answered = seen.requests - seen.failed
     return Measured(
@@ -133,13 +107,16 @@ class Target:
 
     url: str
     photos: list[bytes]
-    """Images or texts; if empty, the example of the server's model, or an image if it takes one."""
+    """Photos or texts; if empty, the example of the model, or a photo if it takes one."""
 
     protocol: Protocol = Protocol.JSON
     key: str | None = None
     motor: str = "python"
     port: int | None = None
     """Port of gRPC or TCP; the URL is that of HTTP, where the server's own figures are read."""
+
+    model: str | None = None
+    """Name of the model; None: the default model."""
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
@@ -154,24 +131,28 @@ class Target:
             raise ValueError("wrk is not installed")
 
     @cached_property
-    def served(self) -> Served:
-        """The server's model. Raises OSError."""
-        return served(self.url) or (TEXTS if self.protocol is Protocol.TEXT else PHOTOS)
+    def requests(self) -> Requests:
+        """Builds the requests. Raises OSError, and ConfigurationError for an unknown model."""
+        default = TEXTS if self.protocol is Protocol.TEXT else PHOTOS
+        return requests_of(self.url, self.model) or default
 
     @property
     def items(self) -> list[bytes] | list[None]:
-        """Images or texts to send; None stands for the model's example. Raises ValueError."""
-        if self.photos and self.served.item is None:
-            raise ValueError(f"the model {self.served.name} takes neither photos nor texts")
-        if self.photos or self.served.item is None:
+        """Photos or texts to send; None stands for the model's example. Raises ValueError."""
+        field = self.requests.item_field
+        if self.photos and field is None:
+            raise ValueError(f"{self.requests.model} takes neither a photo nor a text")
+        if self.photos or field is None:
             return self.photos or [None]
-        return payloads.photos(payloads.SAMPLE) if self.served.is_photo else [self.served.item.encode()]
+        if self.requests.is_photo:
+            return [payloads.SAMPLE.read_bytes()]
+        return [self.requests.example[field].encode()]
 
     def payloads(self) -> list[Payload]:
         """Returns the HTTP requests, with the API key. Raises OSError and ValueError."""
-        made = [payloads.payload(item, self.protocol, self.served) for item in self.items]
         extra = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return [Payload(p.path, {**p.headers, **extra}, p.body) for p in made]
+        plain = [self.requests.payload(item, self.protocol) for item in self.items]
+        return [Payload(p.path, {**p.headers, **extra}, p.body) for p in plain]
 
     def connections(self) -> WireClient:
         """Returns a client of the server, not connected yet."""
@@ -185,39 +166,38 @@ class Target:
     def wire(self) -> list[bytes]:
         """Returns the requests as bytes. Raises OSError and ValueError."""
         if self.protocol is Protocol.GRPC:
-            return [call(item, self.served) for item in self.items]
+            return [call(item, self.requests) for item in self.items]
         if self.protocol is Protocol.TCP:
-            return [frame(item, self.key, self.served) for item in self.items]
+            options = {"key": self.key, "model": self.model}
+            return [frame(item, options, self.requests) for item in self.items]
         return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
 
     def exactly(self, total: int, senders: int) -> Measured:
         """Measures exactly `total` requests, by `senders` clients that wait for their answers."""
-        before = Scrape.of(self.url)
         loop_ = ClosedLoop(self.connections(), self.wire(), senders, total)
         name = f"{total} requests, {senders} at a time"
-        return self._with_server(run_fixed(name, loop_), before)
+        return self._measure(partial(run_python, name, loop_, Plan(0, None, 1, 1)))
 
     def closed(self, concurrency: int, plan: Plan) -> Measured:
         """Measures `concurrency` clients that wait for their answers."""
         name = f"{concurrency} connection{'s' if concurrency > 1 else ''}"
-        before = Scrape.of(self.url)
         if self.motor == "wrk":
-            measured = run_wrk(name, self.url, self.payloads(), concurrency, plan)
-        else:
-            loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)
-            measured = run_in_windows(name, loop_, plan)
-        return self._with_server(measured, before)
+            return self._measure(partial(run_wrk, name, self.url, self.payloads(), concurrency, plan))
+        loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)
+        return self._measure(partial(run_python, name, loop_, plan))
 
     def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measured:
         """Measures `rate` requests a second, whether or not answers come. Raises ValueError with wrk."""
         if self.motor == "wrk":
             raise ValueError("wrk does not support --rate")
-        before = Scrape.of(self.url)
         loop_ = OpenLoop(self.connections(), self.wire(), rate, arrivals)
-        return self._with_server(run_in_windows(f"{rate:g}/s {arrivals}", loop_, plan), before)
+        return self._measure(partial(run_python, f"{rate:g}/s {arrivals}", loop_, plan))
 
-    def _with_server(self, measured: Measured, before: Scrape | None) -> Measured:
-        after = Scrape.of(self.url)
+    def _measure(self, load: Callable[[], Measured]) -> Measured:
+        """Runs a load; adds the server's own figures."""
+        before = Scrape.of(self.url, self.model)
+        measured = load()
+        after = Scrape.of(self.url, self.model)
         if before is None or after is None:
             return measured
         seen = after.since(before)
@@ -225,6 +205,5 @@ class Target:
         measured.batch_sizes = seen.batch_sizes()
         measured.server_mean_ms = means = seen.mean_ms()
         if measured.server_ms is None and "total" in means:
-            rest = means["total"] - sum(value for name, value in means.items() if name != "total")
-            measured.server_ms = {**means, "rest": round(max(0.0, rest), 3)}
+            measured.server_ms = add_rest(means)
         return measured

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks import chapters, compare_report, h2load, scale, table, usage
 from smallplates.cli.load import machine, report, wrk
 from smallplates.cli.load.http_client import Answer, post
-from smallplates.cli.load.payloads import NOT_HTTP, Protocol, payload, photos
-from smallplates.cli.load.recorder import Recorder, merged, ms, stable
+from smallplates.cli.load.payloads import photos
+from smallplates.cli.load.recorder import Recorder, are_stable, merge, ms
 from smallplates.cli.load.server_side import Scrape
 from tests.pictures import jpeg
 
@@ -87,7 +87,7 @@ def test_other_answers_are_counted_and_not_timed() -> None:
 
 
 def test_windows_are_merged() -> None:
-    whole = merged([window(10, 0.1), window(30, 0.3)])
+    whole = merge([window(10, 0.1), window(30, 0.3)])
     assert whole.per_second == 20
     assert ms(whole.latency, 50) == pytest.approx(300, rel=0.002)
 
@@ -104,7 +104,7 @@ def test_windows_are_merged() -> None:
     ],
 )
 def test_steady_means_three_windows_within_a_tenth(windows: list[Recorder], steady: bool) -> None:
-    assert stable(windows) is steady
+    assert are_stable(windows) is steady
 
 
 def test_header_fields_are_found_whole() -> None:
@@ -120,13 +120,6 @@ def test_a_post_on_the_wire() -> None:
     )
     with pytest.raises(ValueError, match="http://"):
         post("https://127.0.0.1", "/", {}, b"")
-
-
-@pytest.mark.parametrize("protocol", [protocol for protocol in Protocol if protocol not in NOT_HTTP])
-def test_every_protocol_has_its_request(protocol: Protocol) -> None:
-    made = payload(b"photo", protocol)
-    assert made.path.startswith("/")
-    assert b"photo" in made.body or b"cGhvdG8=" in made.body
 
 
 def test_photos_of_a_folder(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`smallplates load`: what it sends to which server, and what it says if nothing comes of it."""
 
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -9,22 +10,41 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from smallplates.cli.commands import app
-from smallplates.cli.load import payloads, server_side
+from smallplates.cli.load import payloads
 from smallplates.cli.load.command import limit_per_second
-from smallplates.cli.load.payloads import Protocol
+from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
-from tests import servers
+from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 
 ONCE = ("--concurrency=1", "--windows=1", "--window=0.05", "--warm-up=0")
-FIELDS = {"size": [1.5, 2.5], "unit": "cm"}
+RULER: dict[str, Any] = {
+    "name": "ruler",
+    "example": {"size": [1.5, 2.5], "unit": "cm", "more": {"a": 1}, "none": None},
+    "request_schema": {"properties": {"size": {}, "unit": {}, "more": {}, "none": {}}},
+    "batched": True,
+}
+RULER_INPUTS = [
+    {"name": "SIZE", "datatype": "FP64", "shape": [-1, -1]},
+    {"name": "UNIT", "datatype": "BYTES", "shape": [-1, 1]},
+    {"name": "MORE", "datatype": "BYTES", "shape": [-1, 1]},
+    {"name": "NONE", "datatype": "BOOL", "shape": [-1, 1]},
+]
+SIZES = b"\0\0\0\0\0\0\xf8?" + b"\0\0\0\0\0\0\x04@"
+TEXTS = [b"\2\0\0\0cm", b'\x08\0\0\0{"a": 1}']
 TENSORS = [
     {"name": "SIZE", "datatype": "FP64", "shape": [1, 2], "data": [1.5, 2.5]},
-    {"name": "UNIT", "datatype": "BYTES", "shape": [1, 1], "data": ["cm"]},
+    {"name": "UNIT", "datatype": "BYTES", "shape": [1], "data": ["cm"]},
+    {"name": "MORE", "datatype": "BYTES", "shape": [1], "data": ['{"a": 1}']},
+]
+GRAPH_INPUTS = [
+    {"name": "x", "datatype": "FP32", "shape": [-1, 2]},
+    {"name": "y", "datatype": "INT64", "shape": [-1, -1]},
 ]
 
 
@@ -38,7 +58,7 @@ def load(*arguments: str) -> tuple[int, str]:
 @contextmanager
 def server(answers: Mapping[str, object]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
     """Its URL, and the bodies that it gets with their paths; `answers` has what is not 404."""
-    got: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -54,120 +74,146 @@ def server(answers: Mapping[str, object]) -> Iterator[tuple[str, list[tuple[str,
 
         def do_POST(self) -> None:
             """Keeps the body."""
-            got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
             self.do_GET()
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.daemon_threads = True
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_port}", got
-        made.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stub:
+        stub.daemon_threads = True
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{stub.server_port}", received
+        stub.shutdown()
 
 
-def documented(name: str, fields: object, bodies: Mapping[str, object]) -> dict[str, object]:
-    """What the service says of such a model; a second model's examples follow the default model's."""
-    paths: dict[str, Any] = {}
-    for path, body in {"/predict": fields, **bodies}.items():
-        examples: dict[str, Any] = {"this model": {"value": body}, "other": {"value": {"no": 1}}}
-        content = {"example": body} if path == "/predict" else {"examples": examples}
-        if body is not None:
-            paths[path] = {"post": {"requestBody": {"content": {"application/json": content}}}}
-    model = {"name": name, "example": fields}
-    return {"/model": model, "/openapi.json": {"paths": {"/health": {"get": {}}, **paths}}}
+def described(model: Mapping[str, Any], inputs: object, name: str = "") -> dict[str, object]:
+    """What the service says of a model: of the default one, or of another with this name."""
+    v2 = f"/v2/models/{name or model['name']}"
+    return {f"/model/{name}" if name else "/model": model, v2: {"inputs": inputs}}
 
 
-@pytest.mark.parametrize("protocol", ["json", "v2", "tf-serving", "torchserve"])
-def test_the_request_is_the_models_own_example(protocol: str) -> None:
-    bodies = {
-        "json": ("/predict", FIELDS),
-        "v2": ("/v2/models/{model}/infer", {"inputs": TENSORS}),
-        "tf-serving": (
-            "/v1/models/{model}:predict",
-            {"instances": [{"SIZE": [1.5, 2.5], "UNIT": "cm"}]},
+def one_field(field: str, value: str) -> dict[str, object]:
+    """What the service says of a model `one` whose only field is a photo or a text."""
+    about = {"name": "one", "example": {field: value}, "request_schema": {"properties": {field: {}}}}
+    return described(about, [{"name": "PIC", "datatype": "BYTES", "shape": [-1, 1]}])
+
+
+def payload_of(url: str, protocol: Protocol, *items: bytes, model: str | None = None) -> Payload:
+    """The only request that is sent."""
+    (payload,) = Target(url, [*items], protocol, model=model).payloads()
+    return payload
+
+
+@pytest.mark.parametrize(
+    ("protocol", "path", "body"),
+    [
+        (Protocol.JSON, "/predict", RULER["example"]),
+        (Protocol.RAW, "/predict", RULER["example"]),
+        (Protocol.TORCHSERVE, "/predictions/ruler", RULER["example"]),
+        (Protocol.V2, "/v2/models/ruler/infer", {"inputs": TENSORS}),
+        (
+            Protocol.TF_SERVING,
+            "/v1/models/ruler:predict",
+            {"instances": [{"SIZE": [1.5, 2.5], "UNIT": "cm", "MORE": '{"a": 1}'}]},
         ),
-        "torchserve": ("/predictions/{model}", FIELDS),
-    }
-    path, body = bodies[protocol]
-    answers = documented("ruler", FIELDS, dict(bodies.values()))
-    answers[path.format(model="ruler")] = {}
-    with server(answers) as (url, got):
-        assert Target(url, [], Protocol(protocol)).exactly(1, 1).statuses == {"200": 1}
-    assert {where for where, _ in got} == {path.format(model="ruler")}
-    assert json.loads(got[0][1]) == body
+    ],
+)
+@pytest.mark.parametrize("model", [None, "ruler"])
+def test_the_request_is_the_models_own_example(
+    protocol: Protocol, path: str, body: object, model: str | None
+) -> None:
+    path = "/predict/ruler" if model and path == "/predict" else path
+    with server({**described(RULER, RULER_INPUTS, model or ""), path: {}}) as (url, received):
+        assert Target(url, [], protocol, model=model).exactly(1, 1).statuses == {"200": 1}
+    assert [(where, json.loads(content)) for where, content in received] == [(path, body)]
 
 
-def test_tensors_over_grpc_and_fields_over_tcp() -> None:
-    with server(documented("ruler", FIELDS, {payloads.V2_INFER: {"inputs": TENSORS}})) as (url, _):
-        (call,) = Target(url, [], Protocol.GRPC, port=1).wire()
-        (frame,) = Target(url, [], Protocol.TCP, port=1).wire()
-    from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-
+def test_binary_tensors_and_fields_over_tcp() -> None:
+    with server(described(RULER, RULER_INPUTS, "ruler")) as (url, _):
+        binary = payload_of(url, Protocol.V2_RAW, model="ruler")
+        (call,) = Target(url, [], Protocol.GRPC, port=1, model="ruler").wire()
+        (frame,) = Target(url, [], Protocol.TCP, "secret", port=1, model="ruler").wire()
+    length = int(binary.headers["Inference-Header-Content-Length"])
+    head = json.loads(binary.body[:length])
+    sizes = [tensor["parameters"]["binary_data_size"] for tensor in head["inputs"]]
+    assert sizes == [16, 6, 12]
+    assert binary.body[length:] == SIZES + b"".join(TEXTS)
     message = pb.ModelInferRequest.FromString(call)
     assert message.model_name == "ruler"
     assert [(t.name, t.datatype, list(t.shape)) for t in message.inputs] == [
-        ("SIZE", "FP64", [1, 2]),
-        ("UNIT", "BYTES", [1, 1]),
+        (tensor["name"], tensor["datatype"], tensor["shape"]) for tensor in TENSORS
     ]
-    sizes = b"\0\0\0\0\0\0\xf8?" + b"\0\0\0\0\0\0\x04@"
-    assert list(message.raw_input_contents) == [sizes, b"\2\0\0\0cm"]
-    assert frame.endswith(json.dumps(FIELDS).encode())
+    assert list(message.raw_input_contents) == [SIZES, *TEXTS]
+    assert frame.endswith(json.dumps(RULER["example"]).encode())
+    for option in (b'"key":"secret"', b'"model":"ruler"', b'"content_type":"application/json"'):
+        assert option in frame
+
+
+@pytest.mark.parametrize("is_batched", [True, False])
+def test_a_graph_gets_zeros(is_batched: bool) -> None:
+    graph = {"name": "graph", "example": None, "request_schema": None, "batched": is_batched}
+    shapes = [[1, 2], [1, 16]] if is_batched else [[16, 2], [16, 16]]
+    with server(described(graph, GRAPH_INPUTS)) as (url, _):
+        v2, rows = (
+            json.loads(payload_of(url, protocol).body) for protocol in (Protocol.V2, Protocol.TF_SERVING)
+        )
+        code, output = load(url)
+    assert [(t["shape"], len(t["data"])) for t in v2["inputs"]] == [(s, math.prod(s)) for s in shapes]
+    columns = rows["instances"][0] if is_batched else rows["inputs"]
+    assert [np.shape(columns[name]) for name in "xy"] == [
+        tuple(shape[1:] if is_batched else shape) for shape in shapes
+    ]
+    assert (code, "graph has no example: use v2" in output) == (2, True)
 
 
 @pytest.mark.parametrize("protocol", [Protocol.JSON, Protocol.RAW, Protocol.TORCHSERVE])
 def test_a_text_takes_the_place_of_the_example(protocol: Protocol) -> None:
-    with server(documented("mood", {"text": 'a "film"'}, {})) as (url, _):
-        (own,) = Target(url, [], protocol).payloads()
-        (given,) = Target(url, ["caf\xe9".encode()], protocol).payloads()
-    expected = {"text": 'a "film"'}, {"text": "caf\xe9"}
-    if protocol is Protocol.JSON:
-        assert (json.loads(own.body), json.loads(given.body)) == expected
-    else:
-        assert (own.body.decode(), given.body.decode()) == tuple(fields["text"] for fields in expected)
+    with server(one_field("text", 'a "film"')) as (url, _):
+        bodies = [payload_of(url, protocol, *items).body for items in ((), ("caf\xe9".encode(),))]
+    texts = [json.loads(b)["text"] if protocol is Protocol.JSON else b.decode() for b in bodies]
+    assert texts == ['a "film"', "caf\xe9"]
 
 
 def test_a_photo_takes_the_place_of_the_example() -> None:
-    tensor = {"name": "PIC", "datatype": "BYTES", "shape": [1, 1], "data": ["b3du"]}
-    with server(documented("dogs", {"image": "b3du"}, {payloads.V2_INFER: {"inputs": [tensor]}})) as (
-        url,
-        _,
-    ):
-        (made,) = Target(url, [b"photo"], Protocol.V2).payloads()
-        (sample,) = Target(url, [], Protocol.RAW).payloads()
+    with server(one_field("image", "b3du")) as (url, _):
+        v2, row, raw = (
+            payload_of(url, protocol, b"photo")
+            for protocol in (Protocol.V2, Protocol.TF_SERVING, Protocol.V2_RAW)
+        )
+        sample = payload_of(url, Protocol.RAW)
         (call,) = Target(url, [b"photo"], Protocol.GRPC, port=1).wire()
-    assert made.path == "/v2/models/dogs/infer"
-    assert json.loads(made.body) == {"inputs": [{**tensor, "data": ["cGhvdG8="]}]}
+    assert v2.path == raw.path == "/v2/models/one/infer"
+    assert json.loads(v2.body)["inputs"][0]["data"] == ["cGhvdG8="]
+    assert json.loads(row.body) == {"instances": [{"b64": "cGhvdG8="}]}
+    assert (raw.body, raw.headers["Inference-Header-Content-Length"]) == (b"photo", "0")
     assert sample.body == payloads.SAMPLE.read_bytes()
     assert b"\5\0\0\0photo" in call
 
 
-def test_what_a_model_does_not_take_is_one_sentence() -> None:
-    with server(documented("ruler", FIELDS, {})) as (url, _):
-        for options, words in (
-            (["--photo", str(payloads.SAMPLE)], "takes neither photos nor texts"),
-            (["--protocol=raw"], "takes neither photos nor texts"),
-            (["--protocol=v2"], "no example of a request to /v2/models/ruler/infer"),
-            (["--motor=gas"], "--motor must be python or wrk"),
-        ):
-            code, said = load(url, *options)
-            assert code == 2
-            assert words in said
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--photo", str(payloads.SAMPLE)], 2, "ruler takes neither a photo nor a text"),
+        (["--protocol=v2"], 2, "does not describe the inputs of ruler in v2"),
+        (["--motor=gas"], 2, "--motor must be python or wrk"),
+        (["--model=other"], 1, "the server does not describe a model other"),
+        (["--window=1"], 1, "no request succeeded; statuses: 404: "),
+    ],
+)
+def test_what_cannot_be_sent_is_one_sentence(options: list[str], code: int, words: str) -> None:
+    with server(described(RULER, [])) as (url, _):
+        exit_code, output = load(url, *options)
+    assert (exit_code, words in output) == (code, True), output
 
 
 @pytest.mark.parametrize("page", ["<html>", '["a list"]', "{}"])
-def test_another_server_gets_photos(page: str) -> None:
-    with server({"/model": page, "/metrics": page, "/predict": {}}) as (url, got):
-        assert Target(url, []).exactly(1, 1).statuses == {"200": 1}
-    assert set(json.loads(got[0][1])) == {"image"}
-
-
-def test_no_answer_200_is_a_failure() -> None:
-    with server(documented("ruler", FIELDS, {})) as (url, _):
-        code, said = load(url, "--window=1")
-    assert code == 1
-    assert "no request succeeded; statuses: 404: " in said
+@pytest.mark.parametrize(
+    ("protocol", "field"), [(Protocol.JSON, "image"), (Protocol.TEXT, "text"), (Protocol.V2, "inputs")]
+)
+def test_another_server_gets_photos_or_texts(page: str, protocol: Protocol, field: str) -> None:
+    with server({"/model": page, "/metrics": page}) as (url, _):
+        assert set(json.loads(payload_of(url, protocol).body)) == {field}
 
 
 @pytest.mark.parametrize(
@@ -179,28 +225,25 @@ def test_an_address_that_is_none_is_a_wrong_argument(url: str) -> None:
     assert "Error: " in said
 
 
-def test_nobody_there_is_one_sentence() -> None:
-    url = f"http://127.0.0.1:{servers.free_port()}"
-    code, said = load(url)
-    assert code == 1
-    assert said == f"smallplates load: {url}/model cannot be read: [Errno 111] Connection refused\n"
-
-
-@pytest.mark.parametrize("reply", [b"SSH-2.0-any\r\n", b""])
-def test_a_server_without_http_is_one_sentence(reply: bytes) -> None:
+@pytest.mark.parametrize("reply", [None, b"SSH-2.0-any\r\n", b""])
+def test_a_server_that_cannot_be_read_is_one_sentence(reply: bytes | None) -> None:
+    """None: nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             connection, _ = listener.accept()
             connection.recv(65536)
-            connection.sendall(reply)
+            connection.sendall(reply or b"")
             connection.close()
 
-        threading.Thread(target=answer, daemon=True).start()
-        code, said = load(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    assert code == 1
-    assert said.count("\n") == 1
-    assert "/model cannot be read: " in said
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if reply is None:
+            listener.close()
+        else:
+            threading.Thread(target=answer, daemon=True).start()
+        code, output = load(url)
+    assert (code, output.count("\n")) == (1, 1)
+    assert f"{url}/model cannot be read: " in output
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"[]", b'{"results": {"whole": [1]}}'])
@@ -208,8 +251,3 @@ def test_a_limit_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) 
     (path := tmp_path / "limit.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"limit\.json is not a result of"):
         limit_per_second(path, "fp32")
-
-
-def test_unreachable_is_an_error_of_both_kinds() -> None:
-    with pytest.raises(OSError, match="refused"):
-        server_side.get(f"http://127.0.0.1:{servers.free_port()}")
