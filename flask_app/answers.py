@@ -1,18 +1,18 @@
-"""What the page shows of an answer to texts or forms: a sentence, bars, a marked text, a table."""
+"""What the page shows of an answer: a sentence, bars, a marked text, a table."""
 
 import base64
 import json
 import pprint
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from flask_app import words
-from flask_app.api_client import JsonAnswer
-from flask_app.errors import ApiGarbageError
+from flask_app.api_client import Answer
+from flask_app.errors import ApiError
 from flask_app.forms import label_of, pretty, resolve
 from flask_app.service import ModelInfo
 
@@ -49,12 +49,10 @@ class Outcome:
 
     model: ModelInfo
     request: Any  # JSON
-    answer: JsonAnswer
-    path: str
-    """Where the request was sent."""
-
+    answer: Answer
     verdict: words.Verdict
     pieces: tuple[Piece, ...] = ()
+    token: str | None = None  # that feedback about a photo needs
 
     @cached_property
     def table(self) -> Any:
@@ -88,27 +86,43 @@ class Outcome:
         return text.replace("\n", "\n         ")
 
 
-def outcome_of(model: ModelInfo, request: Any, answer: JsonAnswer, path: str) -> Outcome:  # Any: JSON
-    """Returns what the page shows. Raises ApiGarbageError when the answer is not as documented."""
+def outcome_of(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Returns what the page shows. Raises ApiError when the answer is not as documented."""
+    read = READERS.get(model.view.name)
+    if read is None:
+        sentence = headline(answer.body) if model.view is words.FORM else "The answer"
+        return Outcome(model, request, answer, words.Verdict(sentence, True))
     try:
-        if model.view == "text":
-            top = ranking(answer.body, "label", "probability")
-            verdict = (
-                words.verdict_of_independent(top, model.thresholds)
-                if model.independent
-                else words.verdict(top, model.thresholds, words.UNSURE_TEXT)
-            )
-            if "X-Input-Truncated" in answer.headers:
-                verdict = replace(verdict, note=f"{verdict.note} {words.TRUNCATED}".strip())
-            return Outcome(model, request, answer, path, verdict)
-        if model.view == "question":
-            verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)
-            marked = pieces(request["context"], candidates(answer.body))
-            return Outcome(model, request, answer, path, verdict, marked)
+        return read(model, request, answer)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ApiGarbageError("the answer has an unknown format") from error
-    sentence = headline(answer.body) if model.view == "form" else "The answer"
-    return Outcome(model, request, answer, path, words.Verdict(sentence, True))
+        raise ApiError("api_garbage", "the answer has an unknown format") from error
+
+
+def classes(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Reads the classes of a photo or a text. Raises KeyError, TypeError or ValueError."""
+    top = ranking(answer.body, "label", "probability")
+    if model.independent:
+        verdict = words.verdict_of_independent(top, model.thresholds)
+    else:
+        verdict = words.verdict(top, model.thresholds, model.view.unsure)
+    if "X-Input-Truncated" in answer.headers:
+        verdict = replace(verdict, note=f"{verdict.note} {words.TRUNCATED}".strip())
+    return Outcome(model, request, answer, verdict)
+
+
+def spans(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Reads the answers to a question. Raises KeyError, TypeError or ValueError."""
+    verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)
+    marks = pieces(request["context"], candidates(answer.body))
+    return Outcome(model, request, answer, verdict, marks)
+
+
+READERS: dict[str, Callable[[ModelInfo, Any, Answer], Outcome]] = {
+    "photos": classes,
+    "text": classes,
+    "question": spans,
+}
+"""View -> what reads its answers; all others are shown as they are."""
 
 
 def headline(body: Any) -> str:  # Any: JSON

@@ -12,15 +12,8 @@ from typing import IO
 from flask import Flask, Request, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound
 
-from flask_app import words
-from flask_app.api_client import ApiClient
-from flask_app.errors import (
-    ApiUnreachableError,
-    CrossOriginError,
-    PageError,
-    PasswordError,
-    TooLargeError,
-)
+from flask_app.api_client import ApiClient, Visit
+from flask_app.errors import ApiError, PageError, UploadError
 from flask_app.feedback import Feedback
 from flask_app.forms import label_of
 from flask_app.service import Service
@@ -80,7 +73,7 @@ def create_app(settings: Settings) -> Flask:
     service = Service(api)
     views = Views(settings, api, service, feedback)
     app.url_map.converters["model"] = ModelName
-    app.before_request(note_request_id)
+    app.before_request(note_visit)
     if settings.password_file is not None:
         app.before_request(partial(check_password, read_password(settings.password_file)))
     app.before_request(partial(note_model, service))
@@ -91,7 +84,7 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def note_request_id() -> None:
+def note_visit() -> None:
     """Keeps the browser's X-Request-ID if it is harmless, else makes one; the API gets it, too.
 
     A valid traceparent is passed on, but never invented.
@@ -99,20 +92,23 @@ def note_request_id() -> None:
     header = request.headers.get("X-Request-ID", "")
     g.request_id = header if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", header) else uuid.uuid4().hex
     header = request.headers.get("traceparent", "")
-    g.traceparent = header if TRACEPARENT.fullmatch(header) else None
+    traceparent = header if TRACEPARENT.fullmatch(header) else None
+    client_left = request.environ.get("waitress.client_disconnected", lambda: False)
+    g.visit = Visit(g.request_id, traceparent, client_left)
 
 
 def check_password(password: bytes) -> None:
-    """Raises PasswordError unless the request has the password; health checks need none."""
+    """Raises PageError unless the request has the password; health checks need none."""
     given = request.authorization
     text = given.password if given is not None and given.type == "basic" else None
     matches = hmac.compare_digest((text or "").encode(), password)
     if not matches and request.endpoint != "healthz":
-        raise PasswordError
+        challenge = {"WWW-Authenticate": 'Basic realm="page", charset="UTF-8"'}
+        raise PageError("password_required", headers=challenge)
 
 
 def refuse_cross_origin() -> None:
-    """Raises CrossOriginError when another site's page posts here through a visitor's browser."""
+    """Raises PageError when another site's page posts here through a visitor's browser."""
     if request.method != "POST":
         return
     site = request.headers.get("Sec-Fetch-Site")
@@ -122,18 +118,18 @@ def refuse_cross_origin() -> None:
     else:
         foreign = origin is not None and origin.partition("://")[2] != request.host
     if foreign:
-        raise CrossOriginError
+        raise PageError("cross_origin")
 
 
 def note_model(service: Service) -> None:
     """Keeps the name of the model that the address names; it is empty for the default model.
 
-    Raises NotFound where there is no such model, ApiUnreachableError where nothing is known of any.
+    Raises NotFound where there is no such model, ApiError where nothing is known of any.
     """
     g.model = ""
     name = (request.view_args or {}).get("model") or request.args.get("model", "")
     if name and name not in service.states():
-        raise NotFound if service.model() else ApiUnreachableError
+        raise NotFound if service.model() else ApiError("api_unreachable")
     g.model = name
 
 
@@ -158,7 +154,7 @@ def add_error_answers(app: Flask, views: Views) -> None:
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:
         if error.code == 413:
-            return answer_error(views, TooLargeError())
+            return answer_error(views, UploadError("payload_too_large"))
         return answer_error(views, from_http(error))
 
     @app.errorhandler(Exception)
@@ -172,6 +168,4 @@ def from_http(error: HTTPException) -> PageError:
     status = error.code or 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, f"http_{status}")
     allow = {k: v for k, v in error.get_headers() if k == "Allow"}
-    page_error = PageError(words.error(code, status).title, allow)
-    page_error.status, page_error.code = status, code
-    return page_error
+    return PageError(code, headers=allow, status=status)

@@ -1,135 +1,123 @@
-"""Answers texts, questions and filled-in forms; photos have their own way, see `views.py`."""
+"""Asks the API what a visitor has sent, a photo or what a form was filled in with; for `views.py`."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from flask import Response, g, jsonify, render_template, request
+from flask import g, request
 
 from flask_app import words
 from flask_app.answers import Outcome, outcome_of
 from flask_app.api_client import ApiClient
-from flask_app.errors import (
-    ApiAnswerError,
-    ApiUnreachableError,
-    FormError,
-    PageError,
-    TooManyTextsError,
-)
+from flask_app.errors import ApiAnswerError, ApiError, PageError, UploadError
+from flask_app.feedback import Feedback
+from flask_app.photos import Decoder, Photo
+from flask_app.samples import sample
 from flask_app.service import ModelInfo, Service
 from flask_app.settings import Settings
+from flask_app.uploads import uploads
 
-MAX_TEXTS = 24
-CLASSES, SPANS = 10, 5
-"""Candidates that are shown at most."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Request on a page that the server renders, with its outcome or its error."""
-
-    name: str
-    outcome: Outcome | None
-    error: words.ErrorWords | None
+MAX_PHOTOS = MAX_TEXTS = 24
+SPARE_THREADS = 2  # never wait for the API or decode, so that the page itself always answers
 
 
 class Asking:
-    """Answers requests that a form has made."""
+    """Asks the model of the current request."""
 
     def __init__(
-        self,
-        settings: Settings,
-        api: ApiClient,
-        service: Service,
-        slot: Callable[[], AbstractContextManager[None]],
+        self, settings: Settings, api: ApiClient, service: Service, feedback: Feedback, decoder: Decoder
     ) -> None:
-        """`slot` reserves a thread that may call the API."""
-        self._settings = settings
+        self._max_bytes = settings.max_upload_bytes
         self._api = api
         self._service = service
-        self._slot = slot
+        self._feedback = feedback
+        self._decoder = decoder
+        self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
 
-    def ask(self) -> Response:
-        """Answers one request of the script: the API's JSON, the words, and the HTML of both."""
-        model = self._model()
-        asked = model.form.request(request.form, request.files)
-        with self._slot():
-            outcome = self.outcome(model, asked)
-        html = self.html(outcome)
-        verdict = outcome.verdict
-        page = {"sentence": verdict.sentence, "sure": verdict.sure, "note": verdict.note, "html": html}
-        response = jsonify({"answer": outcome.answer.body, "page": page})
-        response.headers.update(outcome.answer.headers)
-        return response
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Reserves one of the threads that may call the API or decode. Raises PageError."""
+        if not self._slots.acquire(blocking=False):
+            detail = "too many requests at the same time"
+            raise PageError("overloaded", detail, {"Retry-After": "1"})
+        try:
+            yield
+        finally:
+            self._slots.release()
 
-    def post(self, words_of: Callable[[PageError], words.ErrorWords]) -> list[Asked]:
-        """Answers a plain form; raises PageError if nothing in it was answered."""
-        model = self._model()
-        asked, failures = [], []
-        with self._slot():
-            for name, content in self._requests(model):
-                try:
-                    asked.append(Asked(name, self.outcome(model, content), None))
-                except PageError as error:
-                    failures.append(error)
-                    asked.append(Asked(name, None, words_of(error)))
-        if len(failures) == len(asked):
-            raise failures[0]
-        return asked
+    def model(self) -> ModelInfo:
+        """Returns what is known of the model; it classifies photos if nothing is."""
+        return self._service.model(g.get("model", "")) or ModelInfo()
 
-    def outcome(self, model: ModelInfo, content: Any) -> Outcome:  # Any: JSON
-        """Asks the API. Raises ApiError."""
-        path = {
-            "text": f"{model.predict_path}?top_k={max(1, min(CLASSES, len(model.labels)))}",
-            "question": f"{model.predict_path}?top_k={SPANS}",
-            "tensors": f"/v2/models/{model.name}/infer",
-        }.get(model.view, model.predict_path)
-        client_left = request.environ.get("waitress.client_disconnected", lambda: False)
-        body = json.dumps(content).encode()
-        answer = self._api.ask(path, body, g.request_id, client_left, g.traceparent)
-        return outcome_of(model, content, answer, path)
+    def outcome(self, content: Any) -> Outcome:  # Any: a Photo, or JSON
+        """Asks with a photo or the JSON of a request. Raises PageError."""
+        if isinstance(content, Photo):
+            return self._photo(content.content)
+        model = self._loaded_model()
+        answer = self._api.ask(model.path, json.dumps(content).encode(), g.visit)
+        return outcome_of(model, content, answer)
 
-    def html(self, outcome: Outcome) -> str:
-        """Renders an outcome."""
-        settings = self._settings
-        return render_template(
-            "answer.html",
-            outcome=outcome,
-            api_url=settings.public_api_url or settings.api_url,
-            keyed=settings.api_key is not None,
+    def _photo(self, content: bytes) -> Outcome:
+        if not content:
+            raise UploadError("no_photo", "the file is empty")
+        if len(content) > self._max_bytes:
+            raise UploadError("payload_too_large")
+        model = self.model()
+        name = model.name if model.is_one_of_several else None
+        converted = self._decoder.for_the_api(content)
+        answer = self._api.predict(converted, g.visit, words.PHOTOS.top_k(model.labels), name)
+        outcome = outcome_of(model, None, answer)
+        best = outcome.answer.body
+        token = self._feedback.sign(
+            content, best["prediction"], best["probability"], model.name_and_version
         )
+        return replace(outcome, token=token)
 
-    def example(self) -> Outcome:
-        """Asks the model's own example. Raises FormError if it has none, or ApiError."""
-        model = self._model()
-        if model.example is None:
-            raise FormError("this model has no example request")
-        with self._slot():
-            return self.outcome(model, model.example)
-
-    def _model(self) -> ModelInfo:
+    def _loaded_model(self) -> ModelInfo:
         model = self._service.model(g.model)
         if model is None:
-            raise ApiUnreachableError
-        if model.view == "waiting":
+            raise ApiError("api_unreachable")
+        if model.view is words.WAITING:
             raise ApiAnswerError(503, {"code": "unavailable", "detail": model.description}, {})
         return model
 
-    @staticmethod
-    def _requests(model: ModelInfo) -> list[tuple[str, Any]]:  # Any: JSON
-        """Returns the requests of a plain form, with their names: one, or one for each line of text."""
-        if model.view == "question":
-            return [(request.form.get("question", ""), model.form.request(request.form, request.files))]
-        if model.view != "text":
-            return [("", model.form.request(request.form, request.files))]
-        lines = [line.strip() for line in request.form.get("text", "").splitlines()]
-        lines = [line for line in lines if line]
+    def example(self) -> Any:  # a Photo, or JSON
+        """Returns a request for a test. Raises UploadError if the model has no example."""
+        if self.model().view is words.PHOTOS:
+            return sample("soup").read()
+        example = self._loaded_model().example
+        if example is None:
+            raise UploadError("invalid_form", "this model has no example request")
+        return example
+
+    def form(self) -> Any:  # JSON
+        """Returns the request that a form was filled in with. Raises PageError."""
+        return self._loaded_model().form.request(request.form, request.files)
+
+    def plain_form(self) -> list[tuple[str, Any]]:  # Any: Photos, or JSON
+        """Returns the requests of a form without script, with their names: photos, lines, or one.
+
+        Raises PageError.
+        """
+        view = self.model().view
+        if view is words.PHOTOS:
+            key = request.form.get("sample")
+            photos = [sample(key).read()] if key else uploads()
+            if not photos:
+                raise UploadError("no_photo")
+            if len(photos) > MAX_PHOTOS:
+                raise UploadError("too_many_photos", f"more than {MAX_PHOTOS} photos")
+            return [(photo.name, photo) for photo in photos]
+        if view is not words.TEXTS:
+            name = request.form.get("question", "") if view is words.QUESTIONS else ""
+            return [(name, self.form())]
+        lines = [line.strip() for line in request.form.get("text", "").splitlines() if line.strip()]
         if not lines:
-            raise FormError("enter a text")
+            raise UploadError("invalid_form", "enter a text")
         if len(lines) > MAX_TEXTS:
-            raise TooManyTextsError(f"more than {MAX_TEXTS} lines")
-        return [
-            (line, model.form.request({**request.form, "text": line}, request.files)) for line in lines
-        ]
+            raise UploadError("too_many_texts", f"more than {MAX_TEXTS} lines")
+        form = self._loaded_model().form
+        return [(line, form.request({**request.form, "text": line}, request.files)) for line in lines]

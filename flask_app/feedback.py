@@ -18,7 +18,7 @@ from typing import Any
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 
-from flask_app.errors import BadFeedbackError, FeedbackFullError, FeedbackOffError, RateError
+from flask_app.errors import PageError
 from flask_app.settings import MEGABYTE, Settings
 
 NONE_OF_THESE = "none of these"
@@ -71,16 +71,16 @@ class Feedback:
         photo: bytes | None,
         address: str,
     ) -> None:
-        """Appends one line, and keeps the photo if so configured. Raises FeedbackError.
+        """Appends one line, and keeps the photo if so configured. Raises PageError.
 
         `corrected` is the right label, or None when the prediction is right.
         """
         prediction = self._checked(token, address)
         corrected = prediction["predicted"] if corrected is None else corrected
         if corrected not in (*labels, NONE_OF_THESE, prediction["predicted"]):
-            raise BadFeedbackError("not a label of the model")
+            raise PageError("bad_feedback", "not a label of the model")
         if photo and sha256(photo).hexdigest() != prediction["sha256"]:
-            raise BadFeedbackError("not the photo of this prediction")
+            raise PageError("bad_feedback", "not the photo of this prediction")
         kept = photo if self.keeps_photos and photo else b""
         name = f"{prediction['id']}.photo" if kept else None
         line = prediction | {
@@ -93,7 +93,7 @@ class Feedback:
                 (self._open_folder() / name).write_bytes(kept)
 
     def undo(self, token: str, address: str) -> None:
-        """Deletes the kept photo and appends a line that undoes the feedback. Raises FeedbackError."""
+        """Deletes the kept photo and appends a line that undoes the feedback. Raises PageError."""
         prediction = self._checked(token, address)
         with self._lock:
             (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
@@ -102,11 +102,12 @@ class Feedback:
     def _checked(self, token: str, address: str) -> dict[str, Any]:  # Any: what sign() put in
         self._open_folder()
         if wait := self._limit.seconds_to_wait(address):
-            raise RateError(wait)
+            detail = "too much feedback from one address"
+            raise PageError("too_many_requests", detail, {"Retry-After": str(wait)})
         try:
             prediction: dict[str, Any] = self._signer.loads(token, max_age=MAX_AGE_S)
         except BadSignature as error:
-            raise BadFeedbackError("the signature is wrong or expired") from error
+            raise PageError("bad_feedback", "the signature is wrong or expired") from error
         return prediction
 
     def _append(self, line: Mapping[str, object], extra: int) -> None:
@@ -114,7 +115,7 @@ class Feedback:
         time_utc = datetime.now(UTC).isoformat(timespec="seconds")
         data = json.dumps({"time": time_utc, **line}, ensure_ascii=False).encode() + b"\n"
         if _size(folder) + len(data) + extra > self._max_bytes:
-            raise FeedbackFullError
+            raise PageError("feedback_full")
         descriptor = os.open(folder / "feedback.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(descriptor, data)  # one write: whole lines even from several processes
@@ -123,7 +124,7 @@ class Feedback:
 
     def _open_folder(self) -> Path:
         if self._folder is None:
-            raise FeedbackOffError
+            raise PageError("feedback_off")
         return self._folder
 
 

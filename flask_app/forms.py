@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from flask_app.errors import FormError
+from flask_app.errors import UploadError
 
 Kind = Literal["line", "text", "number", "yes", "choice", "file", "numbers", "lines", "json"]
 Schema = Mapping[str, Any]  # Any: JSON
@@ -86,7 +86,7 @@ class Form:
         object.__setattr__(self, "by_name", {form_field.name: form_field for form_field in self.fields})
 
     def request(self, texts: Mapping[str, str], files: Mapping[str, Upload]) -> Any:  # Any: JSON
-        """Returns the request that was filled in. Raises FormError, which names the field."""
+        """Returns the request that was filled in. Raises UploadError, which names the field."""
         values = {}
         for form_field in self.fields:
             text = texts.get(form_field.name, "").replace("\r\n", "\n")  # as forms are sent
@@ -236,31 +236,38 @@ def shown(kind: Kind, value: Any) -> str:  # Any: JSON
     return str(value)
 
 
+def invalid(field: FormField, problem: str) -> UploadError:
+    """Returns the error for a field that cannot be sent."""
+    return UploadError("invalid_form", f"{field.label}: {problem}")
+
+
 def file(field: FormField, content: bytes) -> str | None:
-    """Returns a file as base64; the example's where none was chosen. Raises FormError."""
+    """Returns a file as base64; the example's where none was chosen. Raises UploadError."""
     if content:
         return base64.b64encode(content).decode()
     if field.example is None and field.required:
-        raise FormError(f"{field.label}: choose a file")
+        raise invalid(field, "choose a file")
     return None if field.example is None else str(field.example)
 
 
 def number(field: FormField, text: str) -> float | int | None:
-    """Returns a number; None for a field that was left empty. Raises FormError."""
+    """Returns a number; None for a field that was left empty. Raises UploadError."""
     if not text.strip():
         return None
     try:
         value = int(text) if field.whole else float(text)
     except ValueError as error:
-        wanted = "whole number" if field.whole else "number"
-        raise FormError(f"{field.label}: “{text.strip()[:40]}” is not a {wanted}") from error
+        kind = "whole number" if field.whole else "number"
+        raise UploadError(
+            "invalid_form", f"{field.label}: “{text.strip()[:40]}” is not a {kind}"
+        ) from error
     if isinstance(value, float) and not math.isfinite(value):
-        raise FormError(f"{field.label}: the number must be finite")
+        raise invalid(field, "the number must be finite")
     return value
 
 
 def numbers(field: FormField, text: str) -> list[float | int | None] | None:
-    """Returns numbers between commas, semicolons or spaces, also in brackets. Raises FormError."""
+    """Returns numbers between commas, semicolons or spaces, also in brackets. Raises UploadError."""
     parts = [part for part in re.split(r"[\s,;]+", text.strip().strip("[]")) if part]
     return [number(field, part) for part in parts] if parts or field.required else None
 
@@ -277,16 +284,16 @@ def lines(field: FormField, text: str) -> list[str] | None:
 
 
 def value_of(field: FormField, text: str) -> Any:  # Any: JSON
-    """Returns the value that a text is in JSON; None for none. Raises FormError."""
+    """Returns the value that a text is in JSON; None for none. Raises UploadError."""
     if not text.strip():
         if field.required:
-            raise FormError(f"{field.label}: fill in this field")
+            raise invalid(field, "fill in this field")
         return None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise FormError(f"{field.label}: this isn't valid JSON{place}") from error
+        raise invalid(field, f"this isn't valid JSON{place}") from error
 
 
 READERS: dict[Kind, Callable[[FormField, str], Any]] = {  # Any: JSON

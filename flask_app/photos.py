@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps, features
 
-from flask_app.errors import ConversionError, PixelsError, UploadError
+from flask_app.errors import UploadError
 
 MAX_NAME = 80
 MAX_PIXELS = 50_000_000
@@ -59,13 +59,13 @@ class Decoder:
         """Returns the bytes unchanged, or a JPEG of a HEIC or AVIF file. Raises UploadError."""
         if (kind := _foreign_format(content)) is None:
             return content
-        with _any_error_as(ConversionError("this HEIC or AVIF file cannot be read")):
+        with _any_error_as(UploadError("unsupported_image", "this HEIC or AVIF file cannot be read")):
             return self._jpeg(content, (kind,), CONVERTED_SIDE, 92)
 
     def thumbnail(self, content: bytes) -> str | None:
         """Returns a small JPEG as a data: URL; None when the image cannot be decoded."""
         try:
-            with _any_error_as(ConversionError()):
+            with _any_error_as(UploadError("unsupported_image")):
                 kind = _foreign_format(content)
                 small = self._jpeg(content, (kind,) if kind else READABLE, THUMBNAIL_SIDE, 80)
         except UploadError:
@@ -91,7 +91,7 @@ def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> by
     """Returns an upright JPEG of at most `side` pixels, without metadata, on white."""
     with Image.open(io.BytesIO(content), formats=kinds) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise PixelsError(f"more than {MAX_PIXELS:,} pixels")
+            raise UploadError("image_too_large", f"more than {MAX_PIXELS:,} pixels")
         image.thumbnail((side, side))
         ImageOps.exif_transpose(image, in_place=True)
         rgba = image.convert("RGBA")
@@ -105,7 +105,7 @@ def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> by
 def _foreign_format(content: bytes) -> str | None:
     """Returns Pillow's name of HEIC or AVIF; None for other files.
 
-    Raises ConversionError when the server cannot read the format.
+    Raises UploadError when the server cannot read the format.
     """
     if content[4:8] != b"ftyp":
         return None
@@ -119,24 +119,24 @@ def _foreign_format(content: bytes) -> str | None:
 def _avif_format(content: bytes) -> str:
     """Returns Pillow's name of AVIF.
 
-    Raises ConversionError when this Pillow lacks it, or for too many bytes outside of the image's data.
+    Raises UploadError when this Pillow lacks it, or for too many bytes outside of the image's data.
     """
     if not features.check("avif"):
-        raise ConversionError("AVIF needs a newer Pillow on the server")
+        raise UploadError("unsupported_image", "AVIF needs a newer Pillow on the server")
     place = metadata = 0
     while place + 8 <= len(content):
         size = int.from_bytes(content[place : place + 4])
         length = size if size > 1 else len(content)  # 0: the rest of the file; 1: more than 4 GB
         metadata += 8 if content[place + 4 : place + 8] == b"mdat" and size != 1 else length
         if metadata > MAX_AVIF_METADATA:
-            raise ConversionError("this AVIF file has too much metadata")
+            raise UploadError("unsupported_image", "this AVIF file has too much metadata")
         place += length
     return "AVIF"
 
 
 def _register_heic() -> str:
-    """Registers HEIC with Pillow and returns its name. Raises ConversionError without pillow-heif."""
+    """Registers HEIC with Pillow and returns its name. Raises UploadError without pillow-heif."""
     if importlib.util.find_spec("pillow_heif") is None:
-        raise ConversionError("HEIC needs pillow-heif on the server")
+        raise UploadError("unsupported_image", "HEIC needs pillow-heif on the server")
     importlib.import_module("pillow_heif").register_heif_opener()
     return "HEIF"

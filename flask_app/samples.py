@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flask_app.errors import UnknownSampleError
+from flask_app.errors import UploadError
 from flask_app.photos import Photo
 
 FOLDER = Path(__file__).resolve().parent / "static" / "samples"
@@ -73,8 +73,8 @@ PARAGRAPHS = (
 
 
 def sample(key: str) -> Sample:
-    """Returns the sample with this key. Raises UnknownSampleError."""
+    """Returns the sample with this key. Raises UploadError."""
     for candidate in SAMPLES:
         if candidate.key == key:
             return candidate
-    raise UnknownSampleError
+    raise UploadError("unknown_sample")

@@ -19,18 +19,18 @@ from flask_app.forms import Form, form_of
 KEEP_S = 10.0
 DEFAULT_SIDE = 224
 ZEROS = 64  # numbers of a tensor that the page writes as an example
-IMAGES = ("", "image-classification")  # an API without tasks classifies images
+HOST = ("backend", "device", "precision", "precision_reason")
+TEXTS = ("name", "version", "title", "description", "task", "execution_provider", *HOST)
+State = Literal["ready", "loading", "unavailable", "down"]
 
 
 @dataclass(frozen=True)
 class ModelState:
     """One of the models that the service lists."""
 
-    name: str
     title: str
-    state: Literal["ready", "loading", "unavailable"]
-    reason: str
-    """Why it is not ready."""
+    state: State
+    reason: str  # why it is not ready
 
 
 @dataclass(frozen=True)
@@ -38,55 +38,51 @@ class ModelInfo:
     """Served model, as far as the page shows it."""
 
     name: str = ""
-    is_one_of_several: bool = False
-    is_described: bool = True
-    """Whether the service has described it, which it does once the model is loaded."""
-
     version: str = ""
-    heading: str = ""
+    title: str = ""
     description: str = ""
     task: str = ""
-    labels: tuple[str, ...] = ()
     backend: str = ""
     device: str = ""
-    provider: str = ""
+    execution_provider: str = ""
     precision: str = ""
     precision_reason: str = ""
-    side: int = DEFAULT_SIDE
-    """Short side in pixels to which the service resizes an image."""
-
+    is_one_of_several: bool = False
+    is_described: bool = True  # by the service, once the model is loaded
+    labels: tuple[str, ...] = ()
+    side: int = DEFAULT_SIDE  # short side in pixels to which the service resizes an image
     thresholds: words.Thresholds = field(default_factory=words.Thresholds)
-    independent: bool = False
-    """Whether the classes of a text do not exclude each other."""
-
+    independent: bool = False  # whether the classes of a text do not exclude each other
     request_schema: Mapping[str, Any] | None = None  # Any: JSON
     answer_schema: Mapping[str, Any] = field(default_factory=dict)
     example: Any = None
     limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def title(self) -> str:
-        """Name and version in one string."""
+    def name_and_version(self) -> str:
+        """Both in one string."""
         return f"{self.name} {self.version}".strip()
 
     @property
-    def predict_path(self) -> str:
+    def path(self) -> str:
         """Where the API takes its requests."""
-        return f"/predict/{self.name}" if self.is_one_of_several else "/predict"
+        if self.view is words.TENSORS:
+            return f"/v2/models/{self.name}/infer"
+        path = f"/predict/{self.name}" if self.is_one_of_several else "/predict"
+        top_k = self.view.top_k(self.labels)
+        return f"{path}?top_k={top_k}" if top_k else path
 
-    @property
+    @cached_property
     def view(self) -> words.View:
         """What the page looks like for this model."""
         if not self.is_described:
-            return "waiting"
-        fields = self.form.by_name
-        if self.task in IMAGES:
-            return "photos"
-        if self.task == "text-classification" and "text" in fields:
-            return "text"
-        if self.task == "question-answering" and {"question", "context"} <= fields.keys():
-            return "question"
-        return "tensors" if self.request_schema is None else "form"
+            return words.WAITING
+        for task, fields, view in words.SPECIAL:
+            if self.task == task and fields <= self.form.by_name.keys():
+                return view
+        if not self.task:
+            return words.PHOTOS  # an API without tasks classifies images
+        return words.TENSORS if self.request_schema is None else words.FORM
 
     @cached_property
     def form(self) -> Form:
@@ -94,26 +90,35 @@ class ModelInfo:
         return form_of(self.request_schema or {}, self.example, self.limits)
 
     @property
-    def said(self) -> words.ViewWords:
+    def said(self) -> words.View:
         """Words of the page, the model's own where it has any."""
-        said = words.VIEWS[self.view]
-        heading = self.heading or said.heading.format(name=self.name or "the model")
-        knows = words.INDEPENDENT if self.independent else said.knows
-        return replace(said, heading=heading, lead=self.description or said.lead, knows=knows)
+        view = self.view
+        heading = self.title or view.heading.format(name=self.name or "the model")
+        knows = words.INDEPENDENT if self.independent else view.knows
+        return replace(view, heading=heading, lead=self.description or view.lead, knows=knows)
 
     @cached_property
     def shape(self) -> str:
         """Digest of what the page is made of; another one needs another page."""
-        made_of = [self.view, self.said.heading, self.said.lead, self.request_schema, self.example]
-        text = json.dumps([*made_of, self.answer_schema, self.limits, self.labels], default=str)
+        said = self.said
+        parts = [said.name, said.heading, said.lead, self.request_schema, self.example]
+        text = json.dumps([*parts, self.answer_schema, self.limits, self.labels], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def status(self) -> dict[str, Any]:  # Any: JSON
+        """Returns what the page's script is told of the model."""
+        said = self.said
+        shown = {name: getattr(self, name) for name in ("labels", "side", "shape", *HOST)}
+        words_of = {"view": said.name, "heading": said.heading, "lead": said.lead}
+        provider = {"provider": self.execution_provider}
+        return {"title": self.name_and_version, **shown, **provider, **words_of}
 
 
 @dataclass(frozen=True)
 class Status:
     """State of a model, the reason when it is not ready, and the model if known."""
 
-    state: Literal["ready", "loading", "unavailable", "down"]
+    state: State
     reason: str | None
     model: ModelInfo | None
 
@@ -129,7 +134,7 @@ class Service:
         self._lock = threading.Lock()
         self._models: dict[str, ModelInfo] = {}
         self._states: dict[str, ModelState] = {}
-        self._asked: dict[str, float] = {}
+        self._times: dict[str, float] = {}  # when each was last asked for
         self._asking = threading.Lock()
         self._statuses: dict[str, Status] = {}
 
@@ -143,9 +148,9 @@ class Service:
         name = self._key(name)
         with self._lock:
             now = time.monotonic()
-            if name in self._asked and now - self._asked[name] < KEEP_S:
+            if name in self._times and now - self._times[name] < KEEP_S:
                 return self._known(name)
-            self._asked[name] = now
+            self._times[name] = now
         with suppress(ApiError):
             self._models[name] = self._learn(name)
         return self._known(name)
@@ -162,7 +167,7 @@ class Service:
             name,
             is_one_of_several=True,
             is_described=False,
-            heading=state.title,
+            title=state.title,
             description=words.waiting(state.state, state.reason),
         )
 
@@ -171,8 +176,9 @@ class Service:
         if not name:
             self._states = _states(raw.get("models"))
         model = replace(_model_info(raw), is_one_of_several=len(self._states) > 1)
-        if model.view == "tensors":
-            with suppress(ApiError, LookupError, TypeError, ValueError):  # the page does without
+        if model.view is words.TENSORS:
+            errors = (ApiError, AttributeError, LookupError, TypeError, ValueError)
+            with suppress(*errors):  # the page does without
                 return replace(model, example=_tensors_example(self._api.tensors(model.name)))
         return model
 
@@ -196,13 +202,13 @@ class Service:
         except ApiError as error:
             return Status("down", error.detail, self._known(name))
         if len(self._states) > 1 or (reason is None and "" not in self._models):
-            self._asked.pop("", None)  # states change, and the API may have been starting
+            self._times.pop("", None)  # states change, and the API may have been starting
         states = self.states()
         state = states.get(name or next(iter(states), ""))
         if state is None or len(states) == 1:
             return Status("ready" if reason is None else "loading", reason, self.model())
         if state.state == "ready" and name not in self._models:
-            self._asked.pop(name, None)  # it has just come into service
+            self._times.pop(name, None)  # it has just come into service
         return Status(state.state, state.reason or None, self.model(name))
 
 
@@ -211,28 +217,17 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
 
     The API may be older or newer than the page.
     """
-
-    def text(key: str) -> str:
-        value = raw.get(key)
-        return str(value) if isinstance(value, str | int | float) else ""
-
-    labels, texts = raw.get("labels"), raw.get("text")
+    texts: dict[str, Any] = {  # Any: the other fields have other types
+        name: str(raw[name]) for name in TEXTS if isinstance(raw.get(name), str | int | float)
+    }
+    labels, pipeline = raw.get("labels"), raw.get("text")
     request_schema, answer_schema = raw.get("request_schema"), raw.get("answer_schema")
     return ModelInfo(
-        name=text("name"),
-        version=text("version"),
-        labels=tuple(str(label) for label in labels) if isinstance(labels, list) else (),
-        backend=text("backend"),
-        device=text("device"),
-        provider=text("execution_provider"),
-        precision=text("precision"),
-        precision_reason=text("precision_reason"),
+        **texts,
+        labels=tuple(map(str, labels)) if isinstance(labels, list) else (),
         side=_side(raw.get("image")),
         thresholds=_thresholds(raw.get("thresholds")),
-        heading=text("title"),
-        description=text("description"),
-        task=text("task"),
-        independent=isinstance(texts, dict) and texts.get("activation") == "sigmoid",
+        independent=isinstance(pipeline, dict) and pipeline.get("activation") == "sigmoid",
         request_schema=request_schema if isinstance(request_schema, dict) else None,
         answer_schema=answer_schema if isinstance(answer_schema, dict) else {},
         example=raw.get("example"),
@@ -247,7 +242,7 @@ def _states(raw: object) -> dict[str, ModelState]:
         name, state = (row.get("name"), row.get("state")) if isinstance(row, dict) else (None, None)
         if isinstance(name, str) and state in ("ready", "loading", "unavailable"):
             title, reason = str(row.get("title") or ""), str(row.get("reason") or "")
-            states[name] = ModelState(name, title, state, reason)
+            states[name] = ModelState(title, state, reason)
     return states
 
 

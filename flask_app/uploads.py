@@ -2,7 +2,7 @@
 
 from flask import request
 
-from flask_app.errors import NoPhotoError, UnsupportedTypeError
+from flask_app.errors import UploadError
 from flask_app.photos import Photo, harmless_name
 
 FIELDS = ("photo", "image", "file")
@@ -20,8 +20,8 @@ def one_upload() -> Photo:
     if kind == "multipart/form-data":
         photos = uploads()
         if len(photos) != 1:
-            raise NoPhotoError("send a form with one photo")
+            raise UploadError("no_photo", "send a form with one photo")
         return photos[0]
     if kind and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise UnsupportedTypeError(f"{harmless_name(kind)} is not a photo")
+        raise UploadError("unsupported_media_type", f"{harmless_name(kind)} is not a photo")
     return Photo("photo", request.get_data(cache=False))

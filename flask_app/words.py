@@ -1,14 +1,10 @@
 """Words for visitors: an answer as a sentence, an error as what happened and what to do.
 
-What a page says depends on its view: `photos`, `text`, `question`, `form` or `tensors`; `waiting` for a
-model that has never been in service.
+What a page says depends on the model's view.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
-View = Literal["photos", "text", "question", "form", "tensors", "waiting"]
+from dataclasses import dataclass, replace
 
 DEFAULT_PROBABILITY = 0.5
 DEFAULT_MARGIN = 0.15
@@ -50,79 +46,88 @@ class ErrorWords:
 
 
 @dataclass(frozen=True)
-class ViewWords:
-    """What a page of this view says around the answers."""
+class View:
+    """What a page looks like for a model, and what it says around the answers.
 
-    heading: str
-    """Where the model has no title."""
+    Its form is in `templates/NAME.html`, and works with `static/NAME.js`.
+    """
 
-    lead: str
-    """Where it has no description."""
-
-    goes: str
-    """What happens once the service is back, as the beginning of a sentence."""
-
-    stays: str
-    """Until then."""
-
+    name: str
+    heading: str  # where the model has no title
+    lead: str  # where it has no description
+    goes: str  # what happens once the service is back, as the beginning of a sentence
+    stays: str  # until then
     privacy: str
-    knows: str = ""
-    """What follows the number of its classes."""
+    knows: str = ""  # what follows the number of its classes
+    unsure: str = ""  # note on an answer with a low score
+    candidates: int = 0  # how many it shows at most; 0: the model ranks nothing
+    script: str = ""  # where it is not the name
+
+    def top_k(self, labels: Sequence[str]) -> int:
+        """Returns the number of candidates to ask for; 0 where the model ranks nothing."""
+        return min(self.candidates, len(labels) or self.candidates)
 
 
 SENT = "is sent to this server and its {}. Nothing is stored"
-VIEWS: dict[View, ViewWords] = {
-    "photos": ViewWords(
-        "What's in this photo?",
-        "Upload a photo to identify what's in it.",
-        "Photos will be sent",
-        "The photo stays here",
-        "Your photo " + SENT.format("classifier"),
-        "classes and always picks one, even when none fits:",
-    ),
-    "text": ViewWords(
-        "What kind of text is this?",
-        "Enter a text to classify it.",
-        "Texts will be sent",
-        "The text stays here",
-        "Your text " + SENT.format("classifier"),
-        "classes and always picks one, even when none fits:",
-    ),
-    "question": ViewWords(
-        "Ask about a text",
-        "Paste a paragraph, ask a question, and see the answer highlighted.",
-        "Questions will be sent",
-        "The question stays here",
-        "What you write " + SENT.format("model"),
-    ),
-    "form": ViewWords(
-        "Try {name}",
-        "Fill in the form and send it to the model.",
-        "Requests will be sent",
-        "The request stays here",
-        "Your request " + SENT.format("model"),
-    ),
-    "tensors": ViewWords(
-        "Try {name}",
-        "This model's inputs and outputs are tensors, which are arrays of numbers. "
-        "Write a request in JSON, in the format of the Open Inference Protocol.",
-        "Requests will be sent",
-        "The request stays here",
-        "Your request " + SENT.format("model"),
-    ),
-    "waiting": ViewWords(
-        "{name}",
-        "",
-        "This tab opens automatically",
-        "",
-        "",
-    ),
-}
-UNSURE_PHOTO = (
-    "The scores are low or close together. The photo may show something outside these classes."
+FORM = View(
+    "form",
+    "Try {name}",
+    "Fill in the form and send it to the model.",
+    "Requests will be sent",
+    "The request stays here",
+    "Your request " + SENT.format("model"),
 )
-UNSURE_TEXT = "The scores are low or close together. The text may fit none of these classes."
-UNSURE_SPAN = "The score is low. The answer may be elsewhere in the text, or not in it at all."
+"""View of any model whose requests have a schema."""
+
+TENSORS = replace(
+    FORM,
+    name="tensors",
+    script="form",
+    lead="This model's inputs and outputs are tensors, which are arrays of numbers. "
+    "Write a request in JSON, in the format of the Open Inference Protocol.",
+)
+WAITING = View("waiting", "{name}", "", "This tab opens automatically", "", "")
+"""View of a model that has never been in service."""
+
+PHOTOS = View(
+    "photos",
+    "What's in this photo?",
+    "Upload a photo to identify what's in it.",
+    "Photos will be sent",
+    "The photo stays here",
+    "Your photo " + SENT.format("classifier"),
+    "classes and always picks one, even when none fits:",
+    "The scores are low or close together. The photo may show something outside these classes.",
+    5,
+)
+TEXTS = View(
+    "text",
+    "What kind of text is this?",
+    "Enter a text to classify it.",
+    "Texts will be sent",
+    "The text stays here",
+    "Your text " + SENT.format("classifier"),
+    "classes and always picks one, even when none fits:",
+    "The scores are low or close together. The text may fit none of these classes.",
+    10,
+)
+QUESTIONS = View(
+    "question",
+    "Ask about a text",
+    "Paste a paragraph, ask a question, and see the answer highlighted.",
+    "Questions will be sent",
+    "The question stays here",
+    "What you write " + SENT.format("model"),
+    unsure="The score is low. The answer may be elsewhere in the text, or not in it at all.",
+    candidates=5,
+)
+SPECIAL: tuple[tuple[str, set[str], View], ...] = (
+    ("image-classification", set(), PHOTOS),
+    ("text-classification", {"text"}, TEXTS),
+    ("question-answering", {"question", "context"}, QUESTIONS),
+)
+"""Views that give more than the form: of a task, if its requests have these fields."""
+
 TRUNCATED = "The text was too long. The model read only part of it."
 NO_ANSWER = "The text does not say."
 INDEPENDENT = "classes, of which none, one or several may fit:"
@@ -207,13 +212,13 @@ SERVER_ERROR = (
 )
 
 
-def error(code: str, status: int, view: View = "photos", detail: str = "") -> ErrorWords:
+def error(code: str, status: int, view: View = PHOTOS, detail: str = "") -> ErrorWords:
     """Returns the words for an error's code, or for its status when the code is unknown.
 
     `detail` is the service's own sentence, which says what is wrong with a text or a form.
     """
     entry = ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR)
-    if view != "photos":
+    if view is not PHOTOS:
         general = SERVER_ERROR if status >= 500 else REQUEST_CLIENT_ERROR
         entry = REQUEST_ERRORS.get(code) or ERRORS.get(code, general)
     return ErrorWords(entry[0], entry[1] or sentence(detail))
@@ -244,25 +249,23 @@ def percent(probability: float) -> str:
     return f"{round(value)} %"
 
 
-def verdict(
-    top: Sequence[tuple[str, float]], thresholds: Thresholds, unsure: str = UNSURE_PHOTO
-) -> Verdict:
+def verdict(top: Sequence[tuple[str, float]], thresholds: Thresholds, unsure: str = "") -> Verdict:
     """Builds a sentence and bars from (label, probability) pairs, most probable first."""
     bars = bars_of(top)
     best = top[0][1]
     margin = best - top[1][1] if len(top) > 1 else 1.0
     if best >= thresholds.probability and margin >= thresholds.margin:
         return Verdict(f"{bars[0].label}, {bars[0].percent}", True, bars)
-    named = ", ".join(f"{bar.label} {bar.percent}" for bar in bars[:2])
-    return Verdict(f"Not sure: {named}", False, bars, unsure)
+    closest = ", ".join(f"{bar.label} {bar.percent}" for bar in bars[:2])
+    return Verdict(f"Not sure: {closest}", False, bars, unsure)
 
 
 def verdict_of_independent(top: Sequence[tuple[str, float]], thresholds: Thresholds) -> Verdict:
     """The same for classes that do not exclude each other: all that are probable enough."""
     bars = bars_of(top)
-    named = [bar for bar, (_, p) in zip(bars, top, strict=True) if p >= thresholds.probability]
-    if named:
-        return Verdict(", ".join(f"{bar.label} {bar.percent}" for bar in named), True, bars)
+    fitting = [bar for bar, (_, p) in zip(bars, top, strict=True) if p >= thresholds.probability]
+    if fitting:
+        return Verdict(", ".join(f"{bar.label} {bar.percent}" for bar in fitting), True, bars)
     return Verdict(f"None of these; closest: {bars[0].label} {bars[0].percent}", True, bars)
 
 
@@ -271,7 +274,7 @@ def verdict_of_spans(top: Sequence[tuple[str, float]], thresholds: Thresholds) -
     bars = bars_of([(text or NO_ANSWER, score) for text, score in top])
     text, best = bars[0].label, top[0][1]
     if best < thresholds.probability:
-        return Verdict(f"Not sure: {text} {bars[0].percent}", False, bars, UNSURE_SPAN)
+        return Verdict(f"Not sure: {text} {bars[0].percent}", False, bars, QUESTIONS.unsure)
     return Verdict(f"{text}, {bars[0].percent}" if top[0][0] else text, True, bars)
 
 

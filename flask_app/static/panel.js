@@ -35,9 +35,9 @@ export class Panel {
 
   /** Starts its view, once. */
   async start() {
-    const { view } = this.config;
+    const { view, script } = this.config;
     if (this.started || view === "waiting") return;
-    const { start } = await import(`./${view === "tensors" ? "form" : view}.js`);
+    const { start } = await import(`./${script}.js`);
     if (!this.started) start(this);
     this.started = true;
   }

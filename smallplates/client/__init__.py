@@ -5,10 +5,10 @@
     with Client("http://127.0.0.1:8000") as client:
         print(client.predict("photo.jpg").label)
 
-Path of a call: `client.py` (for threads) runs `aio.py` (asyncio) on a thread of its own; `calls.py`
-builds the request, `exchange.py` sends it and retries, `answers.py` reads the answer. With
-`protocol="triton"`, `triton.py` builds and reads instead; `dialects.py` chooses. `tcp.py` asks the
-service's TCP port. The package imports nothing of the service.
+Path of a call: `client.py` (for threads) runs `aio.py` (asyncio) on a thread of its own; `native.py`
+builds the request and reads the answer, `exchange.py` sends it and retries. With `protocol="triton"`,
+`triton.py` builds and reads instead; `dialects.py` chooses. `tcp.py` asks the service's TCP port. The
+package imports nothing of the service.
 """
 
 from smallplates.client.aio import AsyncClient

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from smallplates.client import answers, calls, photos, samples
+from smallplates.client import answers, calls, native, photos, samples
 from smallplates.client.answers import Answer
 from smallplates.client.calls import Call, PredictOptions, RequestOptions
 from smallplates.client.dialects import DIALECTS
@@ -25,7 +25,7 @@ from smallplates.client.results import (
     Sample,
 )
 
-R = TypeVar("R", bound=Result)
+T = TypeVar("T")
 POLL_S = (0.05, 1.0)  # first and longest pause of `wait_ready`
 
 
@@ -57,16 +57,26 @@ class AsyncClient(Options):
         """Closes the pooled connections."""
         await self._exchange.aclose()
 
+    async def call(self, fields: Mapping[str, object], **options: Unpack[RequestOptions]) -> Result:
+        """Calls a model of any task with the fields of its request, as JSON; the answer is `body`.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        return await self._ask(fields, answers.result, options)
+
     async def predict(self, photo: Photo, **options: Unpack[PredictOptions]) -> Prediction:
         """Classifies one photo, given as bytes, a path or a binary file.
 
         Raises ServingClientError, and ValueError for an option that no request can carry.
         """
-        started = time.monotonic()
+        start = time.monotonic()
         content = await photos.content(photo)
         budget = min(options.get("timeout_s", self.timeout_s), self.service_timeout_s)
         call = self._dialect.predict(content, budget, options)
-        return await self._ask(call, self._dialect.prediction, options, started)
+        top_k = options.get("top_k")
+        return await self.send(
+            call, lambda answer: self._dialect.prediction(answer, top_k), options, start=start
+        )
 
     async def classify_text(
         self, text: str, text_pair: str | None = None, **options: Unpack[RequestOptions]
@@ -75,8 +85,8 @@ class AsyncClient(Options):
 
         Raises ServingClientError, and ValueError for an option that no request can carry.
         """
-        call = self._native({"text": text, "text_pair": text_pair}, options)
-        return await self._ask(call, answers.prediction, options, time.monotonic())
+        fields, top_k = {"text": text, "text_pair": text_pair}, options.get("top_k")
+        return await self._ask(fields, lambda answer: native.prediction(answer, top_k), options)
 
     async def answer(
         self,
@@ -91,39 +101,32 @@ class AsyncClient(Options):
         Raises ServingClientError, and ValueError for an option that no request can carry.
         """
         fields = {"question": question, "context": context, "allow_no_answer": allow_no_answer}
-        call = self._native(fields, options)
-        return await self._ask(call, answers.question_answer, options, time.monotonic())
-
-    async def call(self, fields: Mapping[str, object], **options: Unpack[RequestOptions]) -> Result:
-        """Calls a model of any task with the fields of its request, as JSON; the answer is `body`.
-
-        Raises ServingClientError, and ValueError for an option that no request can carry.
-        """
-        call = self._native(fields, options)
-        return await self._ask(call, answers.result, options, time.monotonic())
-
-    def _native(self, fields: Mapping[str, object], options: RequestOptions) -> Call:
-        """Builds a request of fields. Raises ValueError with another protocol."""
-        if self.protocol != "native":
-            raise ValueError(f"the protocol {self.protocol!r} supports only photos")
-        return calls.ask(fields, options)
+        top_k = options.get("top_k")
+        return await self._ask(fields, lambda answer: native.question_answer(answer, top_k), options)
 
     async def _ask(
+        self, fields: Mapping[str, object], read: Callable[[Answer], T], options: RequestOptions
+    ) -> T:
+        if self.protocol != "native":
+            raise ValueError(f"the protocol {self.protocol!r} supports only photos")
+        return await self.send(native.ask(fields, options), read, options)
+
+    async def send(
         self,
         call: Call,
-        read: Callable[[Answer, int | None], R],
-        options: RequestOptions,
-        started: float,
-    ) -> R:
-        """Sends a request to the model; `started` is a time of `time.monotonic()`."""
-        result, tries = await self._exchange.ask(
-            call,
-            lambda answer: read(answer, options.get("top_k")),
-            deadline=started + options.get("timeout_s", self.timeout_s),
-            request_id=options.get("request_id"),
-            traceparent=options.get("traceparent"),
-        )
-        return result.after(time.monotonic() - started, tries)
+        read: Callable[[Answer], T],
+        options: RequestOptions | None = None,
+        *,
+        start: float | None = None,
+        tries: int | None = None,
+    ) -> T:
+        """Sends any request, with retries, and returns what `read` makes of the answer 200.
+
+        `start` is the time of `time.monotonic()` from which the budget counts, by default now. Raises
+        ServingClientError, and ValueError for an option that no request can carry.
+        """
+        start = time.monotonic() if start is None else start
+        return await self._exchange.ask(call, read, options or {}, start, tries)
 
     async def predict_many(
         self,
@@ -157,30 +160,33 @@ class AsyncClient(Options):
             for task in window:
                 task.cancel()
 
+    async def item(self, index: int, photo: Photo, options: PredictOptions) -> BatchItem:
+        """Classifies one photo of a batch; returns its ServingClientError instead of raising it."""
+        try:
+            return BatchItem(index, photo, await self.predict(photo, **options), None)
+        except ServingClientError as error:
+            return BatchItem(index, photo, None, error)
+
     async def model(self, name: str | None = None, *, timeout_s: float | None = None) -> Model:
         """Returns the model of this name, by default the service's default model.
 
         `timeout_s` replaces the client's own. Raises ServingClientError.
         """
-        model, _ = await self._exchange.ask(
-            calls.get(self._dialect.model_path(name)),
-            self._dialect.model,
-            deadline=self._deadline(timeout_s),
-        )
-        return model
+        call = calls.get(self._dialect.model_path(name))
+        return await self.send(call, self._dialect.model, within(timeout_s))
 
     async def ready(self, *, timeout_s: float | None = None) -> Readiness:
         """Returns whether photos can be classified now, and the reason if not; never retries.
 
         Raises ServingClientError when nothing answers, or the answer is not as documented.
         """
-        readiness, _ = await self._exchange.ask(
-            calls.get(self._dialect.ready_path),
-            self._dialect.readiness,
-            deadline=self._deadline(timeout_s),
-            tries=1,
-        )
-        return readiness
+        call = calls.get(self._dialect.READY_PATH)
+        try:
+            return await self.send(call, lambda _: Readiness(True, ""), within(timeout_s), tries=1)
+        except ServingClientError as error:
+            if error.status not in self._dialect.NOT_READY:
+                raise
+            return Readiness(False, error.detail if error.body else "the model is not ready")
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Waits until the service is ready, at most `timeout_s` seconds; it may still be starting.
@@ -204,20 +210,12 @@ class AsyncClient(Options):
 
         Raises ServingClientError, and ImportError without prometheus-client.
         """
-        result, _ = await self._exchange.ask(
-            calls.get("/metrics"), samples.read, deadline=self._deadline(timeout_s)
-        )
-        return result
+        return await self.send(calls.get("/metrics"), samples.read, within(timeout_s))
 
-    def _deadline(self, timeout_s: float | None) -> float:
-        return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
-    async def item(self, index: int, photo: Photo, options: PredictOptions) -> BatchItem:
-        """Classifies one photo of a batch; returns its ServingClientError instead of raising it."""
-        try:
-            return BatchItem(index, photo, await self.predict(photo, **options), None)
-        except ServingClientError as error:
-            return BatchItem(index, photo, None, error)
+def within(timeout_s: float | None) -> RequestOptions:
+    """Returns the options with this budget; None: the client's own."""
+    return {} if timeout_s is None else {"timeout_s": timeout_s}
 
 
 async def as_async(photos: Iterable[Photo] | AsyncIterable[Photo]) -> AsyncIterator[Photo]:

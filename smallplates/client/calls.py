@@ -1,7 +1,5 @@
-"""Builds requests from the caller's options. Does no I/O."""
+"""Requests, and the options that callers give them. Does no I/O."""
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -9,7 +7,7 @@ from urllib.parse import quote
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options of one request, whatever it asks."""
+    """Options of one request, to a model of any task."""
 
     model: str
     """Name of the model to ask; unset: the service's default model, with Triton `food_classifier`."""
@@ -42,34 +40,9 @@ class Call:
     """Request without the parts that change from try to try."""
 
     method: str
-    path: str
-    """Path and query, relative to the base URL."""
-
+    path: str  # with the query, relative to the base URL
     headers: Mapping[str, str]
     content: bytes = b""
-
-
-def predict(photo: bytes, options: PredictOptions) -> Call:
-    """Builds `POST /predict` of a photo."""
-    if options.get("base64"):
-        return ask({"image": base64.b64encode(photo).decode("ascii")}, options)
-    return post("application/octet-stream", photo, options)
-
-
-def ask(fields: Mapping[str, object], options: RequestOptions) -> Call:
-    """Builds `POST /predict` of a request's fields, as JSON; those that are None are left out."""
-    known = {name: value for name, value in fields.items() if value is not None}
-    return post("application/json", json.dumps(known).encode(), options)
-
-
-def post(content_type: str, content: bytes, options: RequestOptions) -> Call:
-    """Builds `POST /predict` of a body."""
-    top_k = options.get("top_k")
-    path = of_model("/predict", options.get("model")) + (f"?top_k={top_k}" if top_k is not None else "")
-    headers = {"Content-Type": content_type}
-    if "priority" in options:
-        headers["X-Priority"] = options["priority"]
-    return Call("POST", path, headers, content)
 
 
 def of_model(path: str, model: str | None) -> str:
@@ -80,3 +53,8 @@ def of_model(path: str, model: str | None) -> str:
 def get(path: str) -> Call:
     """Builds a GET."""
     return Call("GET", path, {})
+
+
+def post(path: str, content: bytes, content_type: str = "application/json") -> Call:
+    """Builds a POST."""
+    return Call("POST", path, {"Content-Type": content_type}, content)

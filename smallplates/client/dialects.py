@@ -1,50 +1,32 @@
-"""Differences between the protocols that the clients speak; all other code is shared."""
+"""The protocols that the clients speak: what the modules `native.py` and `triton.py` have in common."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from smallplates.client import answers, calls, triton
+from smallplates.client import native, triton
 from smallplates.client.answers import Answer
 from smallplates.client.calls import Call, PredictOptions
-from smallplates.client.results import Model, Prediction, Readiness
+from smallplates.client.results import Model, Prediction
 
-Protocol = Literal["native", "triton"]
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """Builds one protocol's requests and reads its answers; the readers raise ServingClientError."""
-
-    predict: Callable[[bytes, float, PredictOptions], Call]
-    """Builds a request from the image, the server's time limit in seconds, and the caller's options."""
-
-    prediction: Callable[[Answer, int | None], Prediction]
-    """Reads an answer; takes the `top_k` that was requested."""
-
-    model_path: Callable[[str | None], str]
-    """Returns the path that describes the model of this name; None: the default model."""
-
-    model: Callable[[Answer], Model]
-    ready_path: str
-    readiness: Callable[[Answer], Readiness]
+Name = Literal["native", "triton"]
 
 
-DIALECTS: dict[Protocol, Dialect] = {
-    "native": Dialect(
-        predict=lambda photo, _, options: calls.predict(photo, options),
-        prediction=answers.prediction,
-        model_path=lambda name: calls.of_model("/model", name),
-        model=answers.model,
-        ready_path="/health/ready",
-        readiness=answers.readiness,
-    ),
-    "triton": Dialect(
-        predict=triton.predict,
-        prediction=triton.prediction,
-        model_path=triton.config_path,
-        model=triton.model,
-        ready_path=triton.READY,
-        readiness=triton.readiness,
-    ),
-}
+class Dialect(Protocol):
+    """Builds one protocol's requests and reads its answers."""
+
+    READY_PATH: str
+    NOT_READY: tuple[int, ...]  # statuses of READY_PATH, beside 200
+
+    def predict(self, photo: bytes, timeout_s: float, options: PredictOptions, /) -> Call:
+        """Builds the request of an image; the server may drop it after `timeout_s`."""
+
+    def prediction(self, answer: Answer, top_k: int | None, /) -> Prediction:
+        """Reads its answer; `top_k` is what was asked for."""
+
+    def model_path(self, name: str | None, /) -> str:
+        """Returns the path that describes the model of this name; None: the default model."""
+
+    def model(self, answer: Answer, /) -> Model:
+        """Reads the description."""
+
+
+DIALECTS: dict[Name, Dialect] = {"native": native, "triton": triton}

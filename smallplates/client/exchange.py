@@ -14,8 +14,7 @@ import math
 import sys
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import httpx
@@ -23,8 +22,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from tenacity.stop import stop_before_delay
 from tenacity.wait import wait_random_exponential
 
+from smallplates.client import answers
 from smallplates.client.answers import Answer
-from smallplates.client.calls import Call
+from smallplates.client.calls import Call, RequestOptions
 from smallplates.client.errors import (
     DeadlineExceededError,
     InvalidAnswerError,
@@ -35,6 +35,7 @@ from smallplates.client.options import Options
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 4.0  # many servers close an idle connection after 5 s; ours waits longer
+NOT_AS_DOCUMENTED = (AttributeError, LookupError, TypeError, ValueError)
 T = TypeVar("T")
 
 
@@ -67,27 +68,22 @@ class Exchange:
         self,
         call: Call,
         read: Callable[[Answer], T],
-        *,
-        deadline: float,
+        options: RequestOptions,
+        start: float,
         tries: int | None = None,
-        request_id: str | None = None,
-        traceparent: str | None = None,
-    ) -> tuple[T, int]:
-        """Sends `call`, with retries; returns what `read` makes of the answer, and the number of tries.
+    ) -> T:
+        """Sends `call`, with retries; returns what `read` makes of the answer 200.
 
-        `deadline` is a time of `time.monotonic()`. `read` raises ServingClientError for an answer that
-        is an error. Raises the error of the last try.
+        `start` is the time of `time.monotonic()` from which the budget counts, `tries` replaces the
+        option. Raises the error of the last try, and ValueError for an option that no request can carry.
         """
-        headers = {**call.headers, "X-Request-ID": request_id or uuid.uuid4().hex}
-        headers |= current_trace() or ({"traceparent": traceparent} if traceparent else {})
-        call = replace(call, headers=headers)
-        count = 0
-
-        async def once() -> T:
-            nonlocal count
-            count += 1
-            return read(await self._send(call, deadline))
-
+        deadline = start + options.get("timeout_s", self._options.timeout_s)
+        headers = {**call.headers, "X-Request-ID": options.get("request_id") or uuid.uuid4().hex}
+        if "priority" in options:
+            headers["X-Priority"] = options["priority"]
+        if "traceparent" in options:
+            headers["traceparent"] = options["traceparent"]
+        headers |= current_trace()
         retrying = AsyncRetrying(
             stop=stop_after_attempt(tries or self._options.tries)
             | stop_before_delay(max(0.0, deadline - time.monotonic())),
@@ -95,7 +91,20 @@ class Exchange:
             retry=retry_if_exception(self._should_retry),
             reraise=True,
         )
-        return await retrying(once), count
+
+        async def once() -> T:
+            response = await self._send(call, headers, deadline)
+            number = retrying.statistics["attempt_number"]
+            latency_s = time.monotonic() - start
+            answer = Answer(*response, tries=number, latency_s=latency_s)
+            if answer.status != 200:
+                raise answers.error(answer)
+            try:
+                return read(answer)
+            except NOT_AS_DOCUMENTED as error:
+                raise answers.unknown_format(answer) from error
+
+        return await retrying(once)
 
     def _should_retry(self, error: BaseException) -> bool:
         if not isinstance(error, ServingClientError) or not error.retryable:
@@ -104,26 +113,28 @@ class Exchange:
 
     def _pause(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        asked = error.retry_after_s if isinstance(error, ServingClientError) else None
-        return (asked or 0.0) + self._backoff(state)
+        least = error.retry_after_s if isinstance(error, ServingClientError) else None
+        return (least or 0.0) + self._backoff(state)
 
-    async def _send(self, call: Call, deadline: float) -> Answer:
-        """Sends the request once and translates the exceptions of httpx."""
+    async def _send(
+        self, call: Call, headers: Mapping[str, str], deadline: float
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Sends the request once, and translates the exceptions of httpx; returns the first fields of
+        its Answer.
+        """
         remaining = deadline - time.monotonic()
-        asked = max(remaining - self._options.grace_s, remaining / 2)
-        asked_ms = max(1, math.ceil(min(asked, self._options.service_timeout_s) * 1000))
-        headers = dict(call.headers)
+        service_s = max(remaining - self._options.grace_s, remaining / 2)
+        service_ms = max(1, math.ceil(min(service_s, self._options.service_timeout_s) * 1000))
+        limit = {"X-Request-Timeout-Ms": str(service_ms)} if call.method == "POST" else {}
         request_id = headers["X-Request-ID"]
-        if call.method == "POST":
-            headers["X-Request-Timeout-Ms"] = str(asked_ms)
         try:
             async with asyncio.timeout(max(0.0, remaining)):
                 request = self._http.build_request(
-                    call.method, call.path, content=call.content or None, headers=headers
+                    call.method, call.path, content=call.content or None, headers={**headers, **limit}
                 )
                 response = await self._http.send(request, stream=True)
                 try:
-                    return await read_all(response)
+                    return response.status_code, dict(response.headers), await read_all(response)
                 finally:
                     await response.aclose()
         except TimeoutError as error:
@@ -149,12 +160,12 @@ def current_trace() -> dict[str, str]:
     return headers
 
 
-async def read_all(response: httpx.Response) -> Answer:
-    """Reads an answer of up to MAX_ANSWER_BYTES. Raises InvalidAnswerError, httpx.TransportError."""
+async def read_all(response: httpx.Response) -> bytes:
+    """Reads a body of up to MAX_ANSWER_BYTES. Raises InvalidAnswerError, httpx.TransportError."""
     content = bytearray()
     async for chunk in response.aiter_raw():
         content += chunk
         if len(content) > MAX_ANSWER_BYTES:
             text = f"the answer has more than {MAX_ANSWER_BYTES} bytes"
             raise InvalidAnswerError(text, status=response.status_code)
-    return Answer(response.status_code, dict(response.headers), bytes(content))
+    return bytes(content)

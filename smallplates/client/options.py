@@ -2,10 +2,9 @@
 
 import ipaddress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import get_args
 from urllib.parse import urlsplit
 
-from smallplates.client.dialects import Protocol
+from smallplates.client.dialects import DIALECTS, Name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -22,7 +21,7 @@ class Options:
     api_key: str | None = field(default=None, repr=False)
     """Sent as `Authorization: Bearer KEY`."""
 
-    protocol: Protocol = "native"
+    protocol: Name = "native"
     """`native`, or `triton`: the Open Inference Protocol; see `triton.py`."""
 
     timeout_s: float = 30.0
@@ -63,8 +62,8 @@ class Options:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{self.url!r} must have the form http://host:port")
         self.url = self.url.rstrip("/")
-        if self.protocol not in get_args(Protocol):
-            raise ValueError(f"{self.protocol!r} is not one of {', '.join(get_args(Protocol))}")
+        if self.protocol not in DIALECTS:
+            raise ValueError(f"{self.protocol!r} is not one of {', '.join(DIALECTS)}")
         times = (self.timeout_s, self.service_timeout_s, self.connect_timeout_s)
         if min(times) <= 0 or self.tries < 1 or self.connections < 1:
             raise ValueError("times, tries and connections must be positive")

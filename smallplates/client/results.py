@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from smallplates.client.errors import ServingClientError
 from smallplates.client.photos import Photo
@@ -61,10 +61,6 @@ class Result:
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of the answer, with names in lower case."""
-
-    def after(self, latency_s: float, tries: int) -> Self:
-        """Returns a copy with the latency and the number of tries."""
-        return replace(self, latency_s=latency_s, tries=tries)
 
 
 @dataclass(frozen=True)

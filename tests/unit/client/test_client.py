@@ -120,9 +120,7 @@ def test_any_fields(stub: StubApi, client: Client) -> None:
     assert (answer.body["prediction"], answer.timing.total_ms) == ("Soup", 9.6)
     assert stub.asked[0].path == "/predict?top_k=2"
     stub.answers += [Reply(200, [{"prediction": "a"}]), Reply(200, 7), error(422, "invalid_request")]
-    assert client.call({}).body == [{"prediction": "a"}]
-    with pytest.raises(smallplates.client.InvalidAnswerError):
-        client.call({})
+    assert [client.call({}).body for _ in range(2)] == [[{"prediction": "a"}], 7]
     with pytest.raises(smallplates.client.RequestRefusedError):
         client.call({})
 

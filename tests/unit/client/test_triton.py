@@ -151,7 +151,7 @@ def test_a_model_without_description(stub: StubApi, client: Client, parameters: 
     stub.model = {**config(), "parameters": parameters, "instance_group": []}
     model = client.model()
     assert (model.name, model.version, model.labels) == ("food_classifier", "", ())
-    assert model.body == {"backend": "python", "device": ""}
+    assert model.body == {"name": "food_classifier", "backend": "python", "device": ""}
 
 
 def test_another_model_with_the_same_tensors(stub: StubApi, client: Client) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
 
-from flask_app.errors import FormError
+from flask_app.errors import UploadError
 from flask_app.forms import Form, Limit, form_of, pretty
 
 
@@ -148,7 +148,7 @@ def test_what_was_filled_in_is_sent() -> None:
     ],
 )
 def test_what_cannot_be_read_is_named(texts: dict[str, str], words: str) -> None:
-    with pytest.raises(FormError) as raised:
+    with pytest.raises(UploadError) as raised:
         form().request(filled(**texts), {})
     assert raised.value.detail.startswith(words)
 
@@ -158,7 +158,7 @@ def test_a_number_beyond_all_floats_is_the_services_to_refuse() -> None:
 
 
 def test_a_file_that_is_needed() -> None:
-    with pytest.raises(FormError, match="Photo: choose a file"):
+    with pytest.raises(UploadError, match="Photo: choose a file"):
         form(None).request(filled(), {"photo": io.BytesIO()})
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from flask_app import photos
-from flask_app.errors import ConversionError
+from flask_app.errors import UploadError
 
 IMAGE_WIDTH, MAKE, ORIENTATION = 0x0100, 0x010F, 0x0112  # tags of Exif
 HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
@@ -113,14 +113,14 @@ def test_the_first_picture_of_an_avif_sequence_becomes_jpeg(brand: bytes) -> Non
 )
 def test_containers_without_avif_are_heic(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConversionError, match="pillow-heif"):
+    with pytest.raises(UploadError, match="pillow-heif"):
         photos.Decoder().for_the_api(content)
     assert photos.Decoder().thumbnail(content) is None
 
 
 def test_heic_without_a_decoder_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConversionError, match="pillow-heif"):
+    with pytest.raises(UploadError, match="pillow-heif"):
         photos.Decoder().for_the_api(HEIC)
 
 
@@ -131,7 +131,7 @@ def test_heic_becomes_jpeg_and_has_a_thumbnail(brand: bytes) -> None:
     content = branded(picture("HEIF"), brand)
     assert photos.Decoder().for_the_api(content).startswith(b"\xff\xd8")
     assert (photos.Decoder().thumbnail(content) or "").startswith("data:image/jpeg;base64,")
-    with pytest.raises(ConversionError):
+    with pytest.raises(UploadError):
         photos.Decoder().for_the_api(HEIC)
 
 
@@ -140,7 +140,7 @@ def test_avif_with_much_metadata_is_refused_before_it_is_decoded() -> None:
     content = picture("AVIF")
     assert photos.Decoder().for_the_api(content + (8).to_bytes(4) + b"mdat")
     junk = 100_000
-    with pytest.raises(ConversionError, match="metadata"):
+    with pytest.raises(UploadError, match="metadata"):
         photos.Decoder().for_the_api(content + junk.to_bytes(4) + b"meta" + bytes(junk - 8))
     assert photos.Decoder().thumbnail(content + junk.to_bytes(4) + b"meta" + bytes(junk - 8)) is None
 
@@ -150,7 +150,7 @@ def test_broken_avif_is_an_error() -> None:
     """The AVIF decoder raises an exception of its own kind."""
     content = picture("AVIF")
     for end in range(16, len(content), 7):
-        with pytest.raises(ConversionError):
+        with pytest.raises(UploadError):
             photos.Decoder().for_the_api(content[:end])
 
 

@@ -1,5 +1,8 @@
 """Answers and errors in words."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,14 +50,14 @@ def test_bars_are_absolute(probabilities: list[float]) -> None:
     assert [bar.width for bar in bars] == [round(100 * p, 2) for p in ranked]
 
 
-def _classes(kind: type[errors.PageError]) -> list[type[errors.PageError]]:
-    return [kind, *(sub for child in kind.__subclasses__() for sub in _classes(child))]
-
-
 def test_every_error_has_words_of_its_own() -> None:
-    general = {"internal_error"}
-    codes = {kind.code for kind in _classes(errors.PageError)} - general
-    assert codes <= set(words.ERRORS)
+    assert set(errors.STATUSES) - {"internal_error"} <= set(words.ERRORS)
+
+
+def test_every_code_that_is_raised_has_a_status() -> None:
+    text = "".join(path.read_text() for path in Path(errors.__file__).parent.glob("*.py"))
+    codes = set(re.findall(r'(?:Page|Upload|Api)Error\(\s*"(\w+)"', text))
+    assert codes == set(errors.STATUSES) - {"internal_error"}
 
 
 def test_unknown_codes_get_general_words() -> None:
