@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -28,7 +29,7 @@ from smallplates.models.description import (
     TextPipeline,
     Thresholds,
 )
-from smallplates.models.task_kinds import KINDS, PYTHON
+from smallplates.models.task_kinds import KINDS, PYTHON, TaskKind
 from smallplates.settings import ROOT, Settings
 
 Devices = dict[str, tuple[str, ...]]
@@ -48,17 +49,7 @@ SECTIONS = {
 IMAGES: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp16", "fp32")}
 GRAPHS: Devices = {"cpu": ("int8", "bf16", "fp32"), "cuda": ("fp32",)}
 TORCH_TEXTS: Devices = {"cpu": ("fp32",), "cuda": ("fp16", "fp32")}
-SUPPORTED: dict[tuple[str, str], Devices] = {
-    ("image-classification", "fastapi_onnx"): IMAGES,
-    ("image-classification", "fastapi_pt"): IMAGES,
-    ("text-classification", "fastapi_onnx"): GRAPHS,
-    ("text-classification", "fastapi_pt"): TORCH_TEXTS,
-    ("question-answering", "fastapi_onnx"): GRAPHS,
-    ("question-answering", "fastapi_pt"): TORCH_TEXTS,
-    ("tensor", "fastapi_onnx"): GRAPHS,
-    ("tensor", "fastapi_pt"): {"cpu": (), "cuda": ()},
-}
-"""Task and backend -> precisions on each device. A Python task computes as its class does."""
+BACKENDS = ("fastapi_onnx", "fastapi_pt")
 
 PRECISIONS = {
     "fp32": "Always. An ONNX graph is computed in the number types of its file.",
@@ -109,8 +100,8 @@ def command_line() -> str:
     """A section for each command of `smallplates`, with its options; those that `--help` shows."""
     parts = []
     for name, command in COMMANDS.items():
-        loaded = command.load()
-        group = getattr(loaded, "commands", {"": loaded})
+        click = command.load()
+        group = getattr(click, "commands", {"": click})
         parts += [options_table(f"smallplates {name} {part}".rstrip(), group[part]) for part in group]
     return "\n\n".join(parts)
 
@@ -198,8 +189,8 @@ def needs_table() -> str:
     """One row a task: the fields that it needs beside name and version."""
     names = [[f"`{name}`" for name in kind.needs] for kind in (*KINDS, PYTHON)]
     rows = [
-        [f"[`{kind.name}`](#{anchor(kind.name)})", " and ".join(needed)]
-        for kind, needed in zip((*KINDS, PYTHON), names, strict=True)
+        [f"[`{kind.name}`](#{anchor(kind.name)})", " and ".join(fields)]
+        for kind, fields in zip((*KINDS, PYTHON), names, strict=True)
     ]
     return table(["`task`", "needs"], rows)
 
@@ -212,11 +203,20 @@ def anchor(heading: str) -> str:
 def supported_table() -> str:
     """One row for each task and backend: the precisions on each device."""
     rows = []
-    for (task, backend), devices in SUPPORTED.items():
-        cells = [", ".join(precisions) or "not supported" for precisions in devices.values()]
-        rows.append([f"`{task}`", f"`{backend}`", *cells])
+    for kind, backend in product(KINDS, BACKENDS):
+        cells = [", ".join(each) or "not supported" for each in supported(kind, backend).values()]
+        rows.append([f"`{kind.name}`", f"`{backend}`", *cells])
     rows.append([f"`{PYTHON.name}`", "both", "your code decides", "your code decides"])
     return table(["task", "backend", "CPU", "GPU (CUDA)"], rows)
+
+
+def supported(kind: TaskKind, backend: str) -> Devices:
+    """The precisions of a task on each device. A Python task computes as its class does."""
+    if "image" in kind.needs:
+        return IMAGES
+    if backend == "fastapi_onnx":
+        return GRAPHS
+    return TORCH_TEXTS if kind.head else {"cpu": (), "cuda": ()}
 
 
 def precisions_table() -> str:

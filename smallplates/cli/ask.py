@@ -6,11 +6,10 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import typer
 
@@ -18,10 +17,17 @@ from smallplates.client.calls import RequestOptions
 from smallplates.client.client import Client
 from smallplates.client.errors import ServingClientError
 from smallplates.client.options import DEFAULT_URL
-from smallplates.client.results import Prediction, QuestionAnswer, Result
+from smallplates.client.results import Result
 from smallplates.client.tcp import TcpClient
 
-Asked = tuple[str, Result | ServingClientError | None]
+Request = tuple[str, Mapping[str, Any] | None]
+"""What the output calls a request, and its fields; without fields, it is the path of an image file."""
+
+Line = tuple[str, bool]
+"""A line of the output, and whether it has an answer."""
+
+TCP_FIELDS = ("request_id", "ms")  # of the protocol, not of the answer
+
 Photos = Annotated[list[str] | None, typer.Argument(help="Image files.", metavar="PHOTO...")]
 Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
 Questions = Annotated[
@@ -62,42 +68,32 @@ def main(
     """Sends requests to a running service. The exit code is 1 if any request fails."""
     if sum(map(bool, (photos, text, question, fields))) != 1 or bool(question) != bool(context_file):
         raise typer.BadParameter("pass PHOTO..., --text, --question with --context-file, or --json")
+    context = context_file.read() if context_file else ""
+    options: RequestOptions = {} if fields else {"top_k": top_k}
+    if model is not None:
+        options["model"] = model
     try:
-        requests = {text: parsed(text) for text in fields or ()}
-        context = context_file.read() if context_file else ""
+        requests: list[Request] = [
+            *((photo, None) for photo in photos or ()),
+            *((each, {"text": each}) for each in text or ()),
+            *((each, {"question": each, "context": context}) for each in question or ()),
+            *((each, json_object(each)) for each in fields or ()),
+        ]
         if url.startswith("tcp://"):
-            asked_for = [
-                *bodies(photos or [], text or [], question or [], context),
-                *((text, text.encode) for text in requests),
-            ]
-            kind = None if photos else "application/json"
-            raise typer.Exit(int(over_tcp(url, api_key, model, top_k, timeout_s, asked_for, kind)))
-        client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
+            lines = over_tcp(address(url), api_key, timeout_s, requests, options)
+        else:
+            client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
+            lines = over_http(client, requests, options, concurrency)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    failed = False
-    options: RequestOptions = {"top_k": top_k} if model is None else {"top_k": top_k, "model": model}
-    with client:
-        if photos:
-            items = client.predict_many(photos, concurrency=concurrency, **options)
-            results: Iterator[Asked] = (
-                (str(item.photo), item.prediction or item.error) for item in items
-            )
-        elif text:
-            results = each_of(text, partial(client.classify_text, **options))
-        elif requests:
-            del options["top_k"]  # of classes and answers
-            results = each_of(requests, lambda text: client.call(requests[text], **options))
-        else:
-            results = each_of(question or [], partial(client.answer, context=context, **options))
-        for asked in results:
-            is_error = isinstance(asked[1], ServingClientError)
-            failed |= is_error
-            typer.echo(line(*asked), err=is_error)
-    raise typer.Exit(int(failed))
+    failures = 0
+    for line, is_answer in lines:
+        typer.echo(line, err=not is_answer)
+        failures += not is_answer
+    raise typer.Exit(int(failures > 0))
 
 
-def parsed(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
     """Returns the fields of a request. Raises ValueError for what is not a JSON object."""
     fields = json.loads(text)
     if not isinstance(fields, dict):
@@ -105,98 +101,88 @@ def parsed(text: str) -> dict[str, Any]:
     return fields
 
 
-def each_of(texts: Iterable[str], ask: Callable[[str], Result]) -> Iterator[Asked]:
-    """Asks one after the other; yields the error of what was not answered."""
-    for text in texts:
-        try:
-            yield text, ask(text)
-        except ServingClientError as error:
-            yield text, error
-
-
-def bodies(
-    photos: list[str], texts: list[str], questions: list[str], context: str
-) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yields a name for each request, and what makes its body."""
-    yield from ((photo, Path(photo).read_bytes) for photo in photos)
-    yield from ((text, partial(as_json, text=text)) for text in texts)
-    yield from (
-        (question, partial(as_json, question=question, context=context)) for question in questions
-    )
-
-
-def as_json(**fields: str) -> bytes:
-    """Returns the fields as a JSON object."""
-    return json.dumps(fields).encode()
-
-
-def over_tcp(
-    url: str,
-    key: str | None,
-    model: str | None,
-    top_k: int,
-    timeout_s: float,
-    asked: Iterable[tuple[str, Callable[[], bytes]]],
-    content_type: str | None,
-) -> bool:
-    """Asks one after the other on one connection, and prints the answers; returns whether one failed.
-
-    `content_type` is that of all bodies; None: files. Raises ValueError for a URL without host or port.
-    """
+def address(url: str) -> SplitResult:
+    """Returns the parts of a URL with host and port. Raises ValueError if one is missing."""
     parts = urlsplit(url)
     if not parts.hostname or parts.port is None:
         raise ValueError(f"{url!r} must have the form tcp://host:port")
-    failed = False
+    return parts
+
+
+def over_http(
+    client: Client, requests: list[Request], options: RequestOptions, concurrency: int
+) -> Iterator[Line]:
+    """Sends several photos at the same time, and other requests one after the other."""
+    with client:
+        photos = [name for name, fields in requests if fields is None]
+        for item in client.predict_many(photos, concurrency=concurrency, **options):
+            yield http_line(str(item.photo), item.prediction or item.error, options)
+        for name, fields in requests:
+            if fields is not None:
+                result: Result | ServingClientError
+                try:
+                    result = client.call(fields, **options)
+                except ServingClientError as error:
+                    result = error
+                yield http_line(name, result, options)
+
+
+def http_line(name: str, result: Result | ServingClientError | None, options: RequestOptions) -> Line:
+    """Returns the line of one request: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
+    if isinstance(result, Result):
+        return f"{name}: {in_words(result.body, options)} ({result.latency_s * 1000:.1f} ms)", True
+    return f"{name}: {result}", False
+
+
+def over_tcp(
+    server: SplitResult,
+    key: str | None,
+    timeout_s: float,
+    requests: Iterable[Request],
+    options: RequestOptions,
+) -> Iterator[Line]:
+    """Sends the requests one after the other on one connection."""
     try:
-        with TcpClient(parts.hostname, parts.port, key, timeout_s) as client:
-            for name, body in asked:
-                words, is_answer = tcp_line(client, body, model, top_k, content_type)
-                typer.echo(f"{name}: {words}", err=not is_answer)
-                failed |= not is_answer
+        with TcpClient(server.hostname or "", server.port or 0, key, timeout_s) as client:
+            for name, fields in requests:
+                line, is_answer = tcp_line(client, name, fields, options)
+                yield f"{name}: {line}", is_answer
     except OSError as error:
-        typer.echo(f"{parts.netloc}: {error}", err=True)
-        return True
-    return failed
+        yield f"{server.netloc}: {error}", False
 
 
 def tcp_line(
-    client: TcpClient,
-    body: Callable[[], bytes],
-    model: str | None,
-    top_k: int,
-    content_type: str | None,
-) -> tuple[str, bool]:
-    """Returns the line for a request, and whether it was answered. Raises OSError of the connection."""
+    client: TcpClient, name: str, fields: Mapping[str, Any] | None, options: RequestOptions
+) -> Line:
+    """Returns the line of one request without its name. Raises OSError of the connection."""
     try:
-        content = body()
+        body = Path(name).read_bytes() if fields is None else json.dumps(fields).encode()
     except OSError as error:
         return str(error.strerror), False
-    started = time.perf_counter()
-    answer = client.predict(content, model=model, top_k=top_k, content_type=content_type)
-    ms = (time.perf_counter() - started) * 1000
+    start = time.perf_counter()
+    content_type = None if fields is None else "application/json"
+    model, top_k = options.get("model"), options.get("top_k")
+    answer = client.predict(body, model=model, top_k=top_k, content_type=content_type)
+    ms = (time.perf_counter() - start) * 1000
     if answer.status != 200:
         return f"{answer.content.get('detail')} ({answer.status})", False
-    scores = [
-        f"{candidate.get('label', candidate.get('answer')) or 'no answer'} "
-        f"{100 * candidate.get('probability', candidate.get('score', 0)):.1f} %"
-        for candidate in answer.content.get("top", ())
-    ]
-    left_out = ("request_id", "ms")
-    other = {name: value for name, value in answer.content.items() if name not in left_out}
-    return f"{', '.join(scores) or json.dumps(other, ensure_ascii=False)} ({ms:.1f} ms)", True
+    content = {name: value for name, value in answer.content.items() if name not in TCP_FIELDS}
+    return f"{in_words(content, options)} ({ms:.1f} ms)", True
 
 
-def line(asked: str, result: Result | ServingClientError | None) -> str:
-    """Formats one result: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
-    if isinstance(result, Prediction):
-        scores = [f"{score.label} {100 * score.probability:.1f} %" for score in result.top]
-    elif isinstance(result, QuestionAnswer):
-        scores = [f"{span.answer or 'no answer'} {100 * span.score:.1f} %" for span in result.top]
-    elif isinstance(result, Result):
-        scores = [json.dumps(result.body, ensure_ascii=False)]
-    else:
-        return f"{asked}: {result}"
-    return f"{asked}: {', '.join(scores)} ({result.latency_s * 1000:.1f} ms)"
+def in_words(body: Any, options: RequestOptions) -> str:  # Any: JSON
+    """Returns the candidates of an answer, if some were asked for: `Soup 92.7 %`; else its JSON."""
+    try:
+        candidates = ", ".join(map(candidate_in_words, body["top"] if "top_k" in options else ()))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        candidates = ""  # a Python task's answer has any shape
+    return candidates or json.dumps(body, ensure_ascii=False)
+
+
+def candidate_in_words(candidate: Mapping[str, Any]) -> str:
+    """Returns a class or an answer with its score, in percent."""
+    name = candidate.get("label", candidate.get("answer")) or "no answer"
+    return f"{name} {100 * candidate.get('probability', candidate.get('score')):.1f} %"
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -16,13 +16,12 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
 from smallplates.errors import ConfigurationError, in_words
-from smallplates.export import given_graph, int8_text
+from smallplates.export import given_graph, int8, int8_text
 from smallplates.export.folder import described, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
-from smallplates.export.int8 import add
 from smallplates.models.description import INT8_KINDS, ImagePipeline, ModelDescription
 from smallplates.models.folder import Model
-from smallplates.models.task_kinds import TEXT_CLASSIFICATION
+from smallplates.models.task_kinds import kind_of
 
 
 class NoInt8Error(ConfigurationError):
@@ -149,12 +148,12 @@ def from_torchvision(
             help="DANGER: unpickles a whole module. Its author can run any code on this machine.",
         ),
     ] = False,
-    int8: Int8 = False,
+    with_int8: Int8 = False,
     calibrate: Calibrate = None,
     validate: Validate = None,
 ) -> None:
     """Creates a model folder for both backends from the state dict of a torchvision architecture."""
-    options = int8_options(int8, calibrate, validate)
+    options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(
@@ -184,12 +183,12 @@ def from_onnx(
     output: Annotated[
         str | None, typer.Option(help="Output with the logits; by default the first one.")
     ] = None,
-    int8: Int8 = False,
+    with_int8: Int8 = False,
     calibrate: Calibrate = None,
     validate: Validate = None,
 ) -> None:
     """Creates a model folder for the ONNX backend from an ONNX file and its labels."""
-    options = int8_options(int8, calibrate, validate)
+    options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
     description = described(image, name=name, version=version, labels=names)
@@ -234,9 +233,9 @@ def quantise(
     write_int8(Model.read(model_dir, version), Int8Options(calibrate, validate, photos, minutes, file))
 
 
-def int8_options(wanted: bool, calibrate: Path | None, validate: Path | None) -> Int8Options | None:
-    """Returns the options for int8, None where it is not wanted. Raises BadParameter."""
-    if not wanted:
+def int8_options(with_int8: bool, calibrate: Path | None, validate: Path | None) -> Int8Options | None:
+    """Returns the options for int8, None without it. Raises BadParameter."""
+    if not with_int8:
         if calibrate or validate:
             raise typer.BadParameter("--calibrate and --validate need --int8")
         return None
@@ -263,9 +262,10 @@ def write_int8(model: Model, options: Int8Options) -> None:
     The verdicts are stored in model.json, or beside the files of a folder that has none, such as an
     export from Hugging Face.
     """
-    is_text = model.description.task == TEXT_CLASSIFICATION
+    needs = kind_of(model.description.task).needs
+    add = int8_text.add if "labels" in needs and "text" in needs else int8.add
     try:
-        verdicts = int8_text.add(model, options) if is_text else add(model, options)
+        verdicts = add(model, options)
     except (ConfigurationError, OSError) as error:
         raise NoInt8Error(str(error)) from error
     version = model.description.version
