@@ -1,4 +1,7 @@
-"""Routes of the page, in front of a stub API: answers for people and for the script."""
+"""Routes of the page for photos, in front of a stub API: answers for people and for the script.
+
+What visitors see, and forms without script, are in tests/browser.
+"""
 
 import base64
 import io
@@ -9,33 +12,17 @@ from flask.testing import FlaskClient
 
 from flask_app.samples import SAMPLES
 from tests.browser.page_app import JPEG, PHOTO, form
-from tests.browser.stub_api import (
-    LABELS,
-    SURE,
-    TIMES,
-    UNSURE,
-    Reply,
-    StubApi,
-    error,
-    ok,
-)
+from tests.browser.stub_api import LABELS, SURE, TIMES, UNSURE, Reply, StubApi, error, ok
 
 
-def test_the_page(client: FlaskClient) -> None:
+def test_the_page_and_its_headers(client: FlaskClient) -> None:
     page = client.get("/")
     assert page.status_code == 200
-    assert '<label class="button" for="photos">' in page.text
-    assert all(f"<li>{label}</li>" in page.text for label in LABELS)
     policy = page.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert page.headers["X-Content-Type-Options"] == "nosniff"
     assert page.headers["Cache-Control"] == "no-store"
-
-
-def test_the_page_without_an_api(stub: StubApi, client: FlaskClient) -> None:
-    stub.down()
-    assert client.get("/").status_code == 200
 
 
 @pytest.mark.parametrize("content_type", ["image/jpeg", "image/heic", "application/octet-stream"])
@@ -46,32 +33,32 @@ def test_classify_passes_on(stub: StubApi, client: FlaskClient, content_type: st
     body = answer.get_json()
     page = body.pop("page")
     assert body == ok().body
-    assert (page["sentence"], page["sure"]) == ("Soup, 92 %", True)
+    assert (page["sentence"], page["sure"], page["feedback_token"]) == ("Soup, 92 %", True, None)
     assert [bar["label"] for bar in page["bars"]] == list(SURE)
-    assert page["feedback_token"] is None
     assert answer.headers["Server-Timing"] == TIMES
     assert answer.headers["X-Request-ID"] == "mine-1"
-    assert base64.b64decode(stub.asked[0].body["image"]) == PHOTO
+    assert client.post("/classify", data={"image": (io.BytesIO(PHOTO), "egg.jpg")}).status_code == 200
+    assert [asked.photo for asked in stub.asked] == [PHOTO] * 2
 
 
-def test_classify_takes_a_form(stub: StubApi, client: FlaskClient) -> None:
-    data = {"image": (io.BytesIO(PHOTO), "egg.jpg")}
-    assert client.post("/classify", data=data).status_code == 200
-    assert base64.b64decode(stub.asked[0].body["image"]) == PHOTO
-
-
-def test_thresholds_come_from_the_model(stub: StubApi, client: FlaskClient) -> None:
-    stub.model["thresholds"] = {"probability": 0.95, "margin": 0.1}
-    page = client.post("/classify", data=PHOTO, headers=JPEG).get_json()["page"]
-    assert page["sentence"] == "Not sure: Soup 92 %, Rice 4 %"
-
-
-@pytest.mark.parametrize("model", [{}, [], None, {"thresholds": 3, "labels": 4, "image": []}])
-def test_a_strange_model_is_survived(stub: StubApi, client: FlaskClient, model: object) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"thresholds": {"probability": 0.3, "margin": 0.1}},
+        {},
+        [],
+        None,
+        {"thresholds": 3, "labels": 4, "image": []},
+    ],
+)
+def test_thresholds_come_from_the_model_and_a_strange_one_is_survived(
+    stub: StubApi, client: FlaskClient, model: object
+) -> None:
     stub.model = model
-    stub.answers.extend([ok(UNSURE)])
+    stub.usual = ok({"Soup": 0.41, "Rice": 0.27})
     page = client.post("/classify", data=PHOTO, headers=JPEG).get_json()["page"]
-    assert page["sentence"] == "Not sure: Soup 41 %, Rice 37 %"
+    is_sure = bool(model) and model != {"thresholds": 3, "labels": 4, "image": []}
+    assert page["sentence"] == ("Soup, 41 %" if is_sure else "Not sure: Soup 41 %, Rice 27 %")
     assert client.get("/").status_code == 200
 
 
@@ -79,43 +66,33 @@ def test_a_strange_model_is_survived(stub: StubApi, client: FlaskClient, model: 
     ("reply", "status", "code"),
     [
         (error(400, "invalid_image"), 400, "invalid_image"),
-        (error(413, "image_too_large"), 413, "image_too_large"),
         (error(401, "unauthorized"), 401, "unauthorized"),
         (error(503, "overloaded", 4), 503, "overloaded"),
-        (error(504, "deadline_exceeded"), 504, "deadline_exceeded"),
-        (error(500, "internal_error"), 500, "internal_error"),
         (error(418, "never_heard_of"), 418, "never_heard_of"),
         (Reply(200, b"<html>"), 502, "api_garbage"),
+        (None, 502, "api_unreachable"),
     ],
 )
 def test_errors_of_the_api(
-    stub: StubApi, client: FlaskClient, reply: Reply, status: int, code: str
+    stub: StubApi, client: FlaskClient, reply: Reply | None, status: int, code: str
 ) -> None:
-    stub.answers.append(reply)
+    if reply is None:
+        assert client.get("/").status_code == 200  # knows the model
+        stub.down()
+    else:
+        stub.usual = reply
     answer = client.post("/classify", data=PHOTO, headers=JPEG)
     body = answer.get_json()
     assert (answer.status_code, body["code"]) == (status, code)
     assert body["page"]["title"]
     assert body["page"]["advice"]
-    assert answer.headers.get("Retry-After") == reply.headers.get("Retry-After")
+    assert answer.headers.get("Retry-After") == (reply and reply.headers.get("Retry-After"))
     assert answer.headers["Cache-Control"] == "no-store"
-
-
-def test_the_api_is_down(stub: StubApi, client: FlaskClient) -> None:
-    stub.down()
-    answer = client.post("/classify", data=PHOTO, headers=JPEG)
-    assert (answer.status_code, answer.get_json()["code"]) == (502, "api_unreachable")
-    page = client.post("/", data=form((PHOTO, "egg.jpg")))
-    assert page.status_code == 502
-    assert "cannot be reached" in page.text
-
-
-def test_a_form_without_script(client: FlaskClient) -> None:
-    page = client.post("/", data=form((PHOTO, "my egg.jpg"))).text
-    assert "Soup, 92 %" in page
-    assert "my egg.jpg" in page
-    assert 'src="data:image/jpeg;base64,' in page
-    assert '<rect width="92.4%"' in page
+    page = client.post("/", data=form((PHOTO, "my egg.jpg")))
+    assert page.status_code == status
+    assert body["page"]["title"] in page.text.replace("&#39;", "'")
+    assert 'src="data:image/jpeg;base64,' in page.text
+    assert client.get("/test").status_code == status
 
 
 def test_a_form_with_several_photos(stub: StubApi, client: FlaskClient) -> None:
@@ -124,27 +101,23 @@ def test_a_form_with_several_photos(stub: StubApi, client: FlaskClient) -> None:
     assert page.status_code == 200
     assert "Not sure: Soup 41 %, Rice 37 %" in page.text
     assert "This file is not a readable image." in page.text
-    assert page.text.count('data-state="done"') == 2
-    assert page.text.count('data-state="failed"') == 1
+    states = [page.text.count(f'data-state="{state}"') for state in ("done", "failed")]
+    assert states == [2, 1]
 
 
-def test_a_form_with_too_many_photos(client: FlaskClient) -> None:
-    page = client.post("/", data=form(*[(b"x", f"{i}.jpg") for i in range(25)]))
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([(b"x", f"{i}.jpg") for i in range(25)], "Too many photos"),
+        ([(b"", "empty.jpg")], "empty.jpg"),
+    ],
+)
+def test_a_form_that_cannot_be_answered(
+    client: FlaskClient, files: list[tuple[bytes, str]], said: str
+) -> None:
+    page = client.post("/", data=form(*files))
     assert page.status_code == 400
-    assert "Too many photos" in page.text
-
-
-def test_an_empty_form(client: FlaskClient) -> None:
-    page = client.post("/", data=form((b"", "")))
-    assert page.status_code == 400
-    assert "No photo was received." in page.text
-    assert 'role="alert"' in page.text
-
-
-def test_an_empty_file(client: FlaskClient) -> None:
-    page = client.post("/", data=form((b"", "empty.jpg")))
-    assert page.status_code == 400
-    assert "empty.jpg" in page.text
+    assert said in page.text
 
 
 @pytest.mark.parametrize("key", [sample.key for sample in SAMPLES])
@@ -155,37 +128,18 @@ def test_samples(stub: StubApi, client: FlaskClient, key: str) -> None:
     assert len(content) < 60_000
 
 
-def test_the_test_address(stub: StubApi, client: FlaskClient) -> None:
-    page = client.get("/test")
-    assert page.status_code == 200
-    assert "<h1>Soup</h1>" in page.text
+def test_status_and_health(stub: StubApi, client: FlaskClient) -> None:
     stub.down()
-    page = client.get("/test")
-    assert page.status_code == 502
-    assert "cannot be reached" in page.text
-
-
-def test_status(stub: StubApi, client: FlaskClient) -> None:
+    assert client.get("/").status_code == 200
+    stub.up()  # the model is learned as soon as the API is there
     body = client.get("/status").get_json()
-    assert body["state"] == "ready"
-    assert body["model"]["title"] == "food11 1"
-    assert body["model"]["labels"] == LABELS
-    assert body["model"]["side"] == 256
+    assert (body["state"], body["model"]["title"]) == ("ready", "food11 1")
+    assert (body["model"]["labels"], body["model"]["side"]) == (LABELS, 256)
+    assert client.get("/healthz").get_json() == {"status": "ok", "api": "ready"}
+    assert "<h1>Soup</h1>" in client.get("/test").text
     stub.ready = error(503, "unavailable")
     assert client.get("/status").get_json()["state"] == "loading"
     stub.down()
     assert client.get("/status").get_json()["state"] == "down"
-
-
-def test_status_learns_the_model_of_an_api_that_was_down(stub: StubApi, client: FlaskClient) -> None:
-    stub.down()
-    assert client.get("/").status_code == 200
-    stub.up()
-    assert client.get("/status").get_json()["model"]["title"] == "food11 1"
-
-
-def test_health_stays_good_without_the_api(stub: StubApi, client: FlaskClient) -> None:
-    assert client.get("/healthz").get_json() == {"status": "ok", "api": "ready"}
-    stub.down()
     answer = client.get("/healthz")
     assert (answer.status_code, answer.get_json()["api"]) == (200, "down")

@@ -1,4 +1,7 @@
-"""The page in front of several models: a tab for each, and every request to the right model."""
+"""The page in front of several models: every request to the right one, whatever its name.
+
+How tabs look and open, also of models that warm up or fail, is in tests/browser/test_tabs.py.
+"""
 
 from html import unescape
 from typing import Any
@@ -28,32 +31,14 @@ def current(page: str) -> str:
 
 
 def test_one_model_has_no_tabs(stub: StubApi, client: FlaskClient) -> None:
-    assert tabs(client.get("/").text) == []
     serve_several(stub, SENTIMENT)
-    with page_app(stub) as app:
-        page = app.test_client().get("/").text
-        assert tabs(page) == []
-        assert 'data-query=""' in page
-        assert app.test_client().get("/status").get_json()["models"] == []
-        stub.usual = feels
-        assert app.test_client().post("/ask", data={"text": "x"}).status_code == 200
+    stub.usual = feels
+    page = client.get("/").text
+    assert tabs(page) == []
+    assert 'data-query=""' in page
+    assert client.get("/status").get_json()["models"] == []
+    assert client.post("/ask", data={"text": "x"}).status_code == 200
     assert stub.asked[0].path == "/predict?top_k=3"
-
-
-def test_every_model_has_a_tab(stub: StubApi, client: FlaskClient) -> None:
-    serve_several(stub, *MODELS)
-    views = ["photos", "text", "question", "form", "tensors"]
-    for name, view in zip(NAMES, views, strict=True):
-        page = client.get(f"/{name}").text
-        assert tabs(page) == [(f"/{each}", each) for each in NAMES]
-        assert current(page) == name
-        assert f'data-view="{view}"' in page
-        assert f'action="/{name}"' in page
-        assert 'id="say"' in page
-        status = client.get(f"/status?model={name}").get_json()
-        assert (status["state"], status["model"]["view"]) == ("ready", view)
-        assert status["models"] == [{"name": each, "state": "ready"} for each in NAMES]
-    assert current(client.get("/").text) == NAMES[0]
 
 
 def test_requests_go_to_the_model_of_the_tab(stub: StubApi, client: FlaskClient) -> None:
@@ -61,22 +46,25 @@ def test_requests_go_to_the_model_of_the_tab(stub: StubApi, client: FlaskClient)
     texts = {"text": "a wonderful day", "question": "Who?", "context": "The cook is Ann Lee."}
     texts |= {"name": "rose", "features": "1", "petals": "5", "season": '"spring"', "place": "{}"}
     texts |= {"request": '{"inputs": [{"data": [1]}]}'}
-    for name in NAMES[1:]:
-        answer = client.post(f"/ask?model={name}", data=texts)
-        assert answer.status_code == 200, answer.text
-        assert stub.asked[-1].path in answer.get_json()["page"]["html"]  # in the code to copy
-        assert client.post(f"/{name}", data=texts).status_code == 200
+    for name in NAMES:
+        page = client.get(f"/{name}").text
+        assert tabs(page) == [(f"/{each}", each) for each in NAMES]
+        assert current(page) == name
+        assert f'action="/{name}"' in page
+        status = client.get(f"/status?model={name}").get_json()
+        assert (status["state"], len(status["models"])) == ("ready", 5)
         assert client.get(f"/test?model={name}").status_code == 200
-    answer = client.post("/classify?model=food11", data=PHOTO, headers=JPEG)
-    assert answer.status_code == 200
-    assert client.post("/food11", data=form((PHOTO, "egg.jpg"))).status_code == 200
-    assert client.post("/", data=form((PHOTO, "egg.jpg"))).status_code == 200
-    assert client.get("/test").status_code == 200
-    assert "/predict/food11?top_k=5" in client.get("/").text
-    paths = ["/predict/sentiment?top_k=3", "/predict/reader?top_k=5", "/predict/flowers"]
-    paths += ["/v2/models/sums/infer"]
-    assert [asked.path for asked in stub.asked[:12]] == [path for path in paths for _ in range(3)]
-    assert {asked.path for asked in stub.asked[12:]} == {"/predict/food11?top_k=5"}
+        path = f"/ask?model={name}" if name != "food11" else f"/classify?model={name}"
+        data: Any = texts if name != "food11" else PHOTO
+        answer = client.post(path, data=data, headers=JPEG if name == "food11" else {})
+        assert answer.status_code == 200, answer.text
+        assert client.post(f"/{name}", data=texts | form((PHOTO, "egg.jpg"))).status_code == 200
+        code = page if name == "food11" else answer.get_json()["page"]["html"]
+        assert stub.asked[-1].path in code  # to copy
+    paths = ["/predict/food11?top_k=5", "/predict/sentiment?top_k=3", "/predict/reader?top_k=5"]
+    paths += ["/predict/flowers", "/v2/models/sums/infer"]
+    assert [asked.path for asked in stub.asked] == [path for path in paths for _ in range(3)]
+    assert current(client.get("/").text) == NAMES[0]
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "sentiment%2f..", "<b>", "x" * 5000, "sums/infer"])
@@ -93,50 +81,32 @@ def test_unknown_models(stub: StubApi, client: FlaskClient, name: str) -> None:
 
 def test_models_named_like_addresses_of_the_page(stub: StubApi, client: FlaskClient) -> None:
     serve_several(stub, MODEL, {**SENTIMENT, "name": "test"}, {**SENTIMENT, "name": "status"})
-    page = client.get("/").text
-    assert tabs(page)[1:] == [("/?model=test", "test"), ("/?model=status", "status")]
     page = client.get("/?model=test").text
+    assert tabs(page)[1:] == [("/?model=test", "test"), ("/?model=status", "status")]
     assert current(page) == "test"
     assert 'action="/?model=test"' in page
     assert "work together" in client.get("/test").text
     assert client.get("/status").get_json()["state"] == "ready"
 
 
-def test_a_model_that_warms_up(stub: StubApi, client: FlaskClient) -> None:
+@pytest.mark.parametrize("state", ["loading", "unavailable"])
+def test_a_model_that_is_not_ready(stub: StubApi, client: FlaskClient, state: str) -> None:
     states = serve_several(stub, MODEL, {**READER, "title": "Ask <me>"})
-    states["reader"] = "loading"
+    states["reader"] = state
     page = client.get("/reader").text
-    assert tabs(page)[1] == ("/reader", "reader")
-    assert " (loading)</span>" in page
     assert '<h1 id="heading">Ask &lt;me&gt;</h1>' in page
-    assert "This model is still warming up." in page
-    assert '<noscript><meta http-equiv="refresh"' in page
+    assert ("reader &lt;unavailable&gt;" in page) is (state == "unavailable")  # the reason
     status = client.get("/status?model=reader").get_json()
-    assert (status["state"], status["model"]["view"]) == ("loading", "waiting")
+    assert (status["state"], status["model"]["view"]) == (state, "waiting")
     assert f'data-shape="{status["model"]["shape"]}"' in page
-    answer = client.post("/ask?model=reader", data={"question": "Who?", "context": "Ann."})
-    assert (answer.status_code, answer.get_json()["code"]) == (503, "unavailable")
-    assert client.post("/reader", data={"question": "Who?"}).status_code == 503
+    asked = {"question": "Who?", "context": "Ann."}
+    for path in ("/ask?model=reader", "/reader"):
+        assert client.post(path, data=asked).status_code == 503
     assert client.get("/status").get_json()["state"] == "ready"  # of the default model
     assert not stub.asked
     states["reader"] = "ready"
     status = client.get("/status?model=reader").get_json()
     assert (status["state"], status["model"]["view"]) == ("ready", "question")
-    assert 'data-view="question"' in client.get("/reader").text
-
-
-def test_a_model_that_has_failed(stub: StubApi, client: FlaskClient) -> None:
-    states = serve_several(stub, MODEL, SENTIMENT, READER)
-    assert client.get("/sentiment").status_code == 200
-    states.update(sentiment="unavailable", reader="unavailable")
-    status = client.get("/status?model=sentiment").get_json()
-    assert (status["state"], status["reason"]) == ("unavailable", "sentiment <unavailable>")
-    assert 'data-view="text"' in client.get("/sentiment").text  # it was described before
-    page = client.get("/reader").text
-    assert "not available. The service says: reader &lt;unavailable&gt;" in page
-    assert " (not available)</span>" in page
-    answer = client.post("/ask?model=sentiment", data={"text": "x"})
-    assert (answer.status_code, answer.get_json()["code"]) == (503, "unavailable")
 
 
 def test_the_service_is_down(stub: StubApi, client: FlaskClient) -> None:
