@@ -1,6 +1,5 @@
 """The signals that end the launcher, whenever they arrive, and the servers that it waits for."""
 
-import signal
 import socket
 import subprocess
 import sys
@@ -41,25 +40,6 @@ def test_signals_may_interrupt_the_wait_and_each_other() -> None:
         finally:
             process.kill()
         assert process.returncode == 0
-
-
-def test_the_second_sigint_kills_and_a_second_sigterm_does_not() -> None:
-    program = """
-import os, signal, subprocess
-from smallplates.cli.processes import Stop
-
-child = subprocess.Popen(["sleep", "600"])
-Stop([child])
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.raise_signal(number)
-alive = child.poll() is None
-signal.raise_signal(signal.SIGINT)
-print(alive, child.wait(30))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=servers.ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"True {-signal.SIGKILL}\n"
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,59 @@
-"""`smallplates.client` against a real server that misbehaves as commanded."""
+"""`smallplates.client` against a real server that misbehaves as commanded: requests, answers, errors.
 
-import asyncio
+Threads, event loops and batches are in test_runs.py; overload and deadlines of a real service in e2e.
+"""
+
 import base64
-import gc
 import io
 import json
-import os
-import threading
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import smallplates.client
-from smallplates.client import AsyncClient, Client, Photo, Prediction, Score, Span, Timing
-from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, until
+from smallplates.client import (
+    AsyncClient,
+    Client,
+    DeadlineExceededError,
+    InvalidAnswerError,
+    Photo,
+    RequestRefusedError,
+    Score,
+    ServerError,
+    ServiceUnavailableError,
+    ServingClientError,
+    Span,
+    Timing,
+    UnauthorizedError,
+    UnreachableError,
+    UnreadablePhotoError,
+)
+from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, stub_api, until
+from tests.triton_answers import config, failure, outputs
 
 PHOTO = b"\xff\xd8 a photo"
 PROXY = "http://127.0.0.1:9"  # nobody listens there
+QUICK: dict[str, Any] = {"backoff_s": 0.001, "backoff_cap_s": 0.001, "tries": 3}
 
 
 @pytest.fixture
 def client(stub: StubApi) -> Iterator[Client]:
-    with Client(stub.url, backoff_s=0.001, backoff_cap_s=0.001, tries=3) as made:
+    with Client(stub.url, **QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def triton_stub() -> Iterator[StubApi]:
+    with stub_api() as running:
+        running.usual, running.model = outputs(), config()
+        yield running
+
+
+@pytest.fixture
+def triton(triton_stub: StubApi) -> Iterator[Client]:
+    with Client(triton_stub.url, protocol="triton", **QUICK) as made:
         yield made
 
 
@@ -38,8 +68,7 @@ def test_the_photo_goes_as_it_is(stub: StubApi, client: Client) -> None:
     assert (asked.path, asked.body) == ("/predict", PHOTO)
     assert asked.headers["Content-Type"] == "application/octet-stream"
     assert asked.headers["X-Request-ID"] == prediction.request_id
-    assert "Authorization" not in asked.headers
-    assert "X-Priority" not in asked.headers
+    assert not {"Authorization", "X-Priority"} & set(asked.headers)
 
 
 def test_every_option_is_sent(stub: StubApi) -> None:
@@ -47,87 +76,24 @@ def test_every_option_is_sent(stub: StubApi) -> None:
         prediction = client.predict(
             PHOTO, top_k=5, timeout_s=1.1, priority="bulk", base64=True, request_id="r-1"
         )
-    assert len(prediction.top) == 5
-    assert prediction.request_id == "r-1"
+    assert (len(prediction.top), prediction.request_id) == (5, "r-1")
     asked = stub.asked[0]
     assert asked.path == "/predict?top_k=5"
     assert asked.body == {"image": base64.b64encode(PHOTO).decode()}
-    assert asked.headers["Authorization"] == "Bearer k-1"
-    assert asked.headers["X-Priority"] == "bulk"
-    assert asked.headers["X-Request-ID"] == "r-1"
+    expected = {"Authorization": "Bearer k-1", "X-Priority": "bulk", "X-Request-ID": "r-1"}
+    assert expected.items() <= asked.headers.items()
     assert 500 <= int(asked.headers["X-Request-Timeout-Ms"]) <= 1000
     assert "k-1" not in repr(client)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, io.BytesIO])
-def test_bytes_of_every_kind(stub: StubApi, client: Client, kind: type) -> None:
-    client.predict(kind(PHOTO))
-    assert stub.asked[0].photo == PHOTO
-
-
-def test_paths_and_files(stub: StubApi, client: Client, tmp_path: Path) -> None:
+def test_photos_of_every_kind(stub: StubApi, client: Client, tmp_path: Path) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(PHOTO)
-    client.predict(path)
-    client.predict(str(path))
+    kinds: list[Photo] = [PHOTO, bytearray(PHOTO), memoryview(PHOTO), io.BytesIO(PHOTO), path, str(path)]
     with path.open("rb") as file:
-        client.predict(file)
-    assert [asked.photo for asked in stub.asked] == [PHOTO] * 3
-
-
-def test_texts(stub: StubApi, client: Client) -> None:
-    assert client.classify_text("warm \u00e9", "cold", top_k=5).top[0] == Score("Soup", 0.924)
-    assert client.classify_text("\ud83d").label == "Soup"  # what is no text is the service's to refuse
-    first, second = stub.asked
-    assert (first.path, first.body) == ("/predict?top_k=5", {"text": "warm \u00e9", "text_pair": "cold"})
-    assert second.body == {"text": "\ud83d"}
-    assert first.headers["Content-Type"] == "application/json"
-
-
-def test_questions(stub: StubApi, client: Client) -> None:
-    best, other = Span("two", 0.75, 4, 7), Span("", 0.25, 0, 0)
-    body = {**vars(best), "top": [vars(best), vars(other)]}
-    stub.answers += [Reply(200, body), Reply(200, body)]
-    answer = client.answer("How many?", "The two.", top_k=2, allow_no_answer=True, priority="bulk")
-    assert (answer.answer, answer.start, answer.top) == ("two", 4, (best, other))
-    assert client.answer("How many?", "The two.").top == (best,)
-    asked = {"question": "How many?", "context": "The two."}
-    assert [request.body for request in stub.asked] == [{**asked, "allow_no_answer": True}, asked]
-    assert stub.asked[0].headers["X-Priority"] == "bulk"
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"start": -1},
-        {"end": 3},
-        {"start": True},
-        {"score": -0.1},
-        {"score": "1"},
-        {"answer": None},
-        {"top": [{}]},
-    ],
-)
-def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
-    best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
-    stub.answers.append(Reply(200, {**best, "top": [best], **changed}))
-    with pytest.raises(smallplates.client.InvalidAnswerError):
-        client.answer("How many?", "The two.", top_k=1)
-
-
-def test_any_fields(stub: StubApi, client: Client) -> None:
-    answer = client.call({"text": ["warm", "cold"]}, top_k=2, priority="bulk")
-    assert (answer.body["prediction"], answer.timing.total_ms) == ("Soup", 9.6)
-    assert stub.asked[0].path == "/predict?top_k=2"
-    stub.answers += [Reply(200, [{"prediction": "a"}]), Reply(200, 7), error(422, "invalid_request")]
-    assert [client.call({}).body for _ in range(2)] == [[{"prediction": "a"}], 7]
-    with pytest.raises(smallplates.client.RequestRefusedError):
-        client.call({})
-
-
-def test_only_photos_go_to_triton(stub: StubApi) -> None:
-    with Client(stub.url, protocol="triton") as client, pytest.raises(ValueError, match="only photos"):
-        client.classify_text("warm")
+        for photo in (*kinds, file):
+            client.predict(photo)
+    assert [asked.photo for asked in stub.asked] == [PHOTO] * 7
 
 
 def test_what_cannot_be_read_is_not_sent(stub: StubApi, client: Client, tmp_path: Path) -> None:
@@ -136,151 +102,242 @@ def test_what_cannot_be_read_is_not_sent(stub: StubApi, client: Client, tmp_path
     closed.close()
     with (tmp_path / "text").open() as text:
         for photo in (tmp_path / "missing", tmp_path, closed, text, "\0"):
-            with pytest.raises(smallplates.client.UnreadablePhotoError):
+            with pytest.raises(UnreadablePhotoError):
                 client.predict(photo)  # type: ignore[arg-type]  # a text file is the caller's mistake
     assert not stub.asked
 
 
-def test_a_503_with_retry_after_is_tried_again(stub: StubApi, client: Client) -> None:
-    stub.answers.extend([error(503, "overloaded", 0), error(503, "draining", 0)])
+def test_the_photo_follows_tritons_json(triton_stub: StubApi, triton: Client) -> None:
+    prediction = triton.predict(PHOTO, top_k=5, timeout_s=2, priority="bulk", request_id="r-1")
+    assert prediction.top[:2] == (Score("Soup", 0.924), Score("Rice", 0.041))
+    assert prediction.body["top"][0] == {"label": "Soup", "probability": 0.924}
+    asked = triton_stub.asked[0]
+    head_bytes = int(asked.headers["Inference-Header-Content-Length"])
+    head, tail = json.loads(asked.body[:head_bytes]), asked.body[head_bytes:]
+    assert asked.path == "/v2/models/food_classifier/infer"
+    assert tail == len(PHOTO).to_bytes(4, "little") + PHOTO
+    (tensor,) = head["inputs"]
+    assert (tensor["name"], tensor["datatype"], tensor["shape"]) == ("INPUT_IMAGE", "BYTES", [1, 1])
+    assert tensor["parameters"] == {"binary_data_size": len(tail)}
+    assert head["parameters"] == {"timeout": 2_000_000, "top_k": 5}
+    assert [output["name"] for output in head["outputs"]] == ["FOOD_LABEL", "PROBABILITY"]
+    assert (asked.headers["X-Priority"], asked.headers["X-Request-ID"]) == ("bulk", "r-1")
+
+
+def test_a_triton_that_answers_only_the_best(triton_stub: StubApi, triton: Client) -> None:
+    triton_stub.usual = outputs({"Soup": 0.924})
+    assert triton.predict(PHOTO, top_k=5).top == (Score("Soup", 0.924),)
+    prediction = triton.predict(PHOTO, base64=True)
+    assert prediction.body == {"prediction": "Soup", "probability": 0.924}
+    body = triton_stub.asked[1].body
+    assert body["inputs"][0]["data"] == [base64.b64encode(PHOTO).decode()]
+    assert body["parameters"] == {"timeout": 30_000_000}
+
+
+def test_texts_and_questions(stub: StubApi, client: Client) -> None:
+    assert client.classify_text("warm \u00e9", "cold", top_k=5).top[0] == Score("Soup", 0.924)
+    assert client.classify_text("\ud83d").label == "Soup"  # what is no text is the service's to refuse
+    best, other = Span("two", 0.75, 4, 7), Span("", 0.25, 0, 0)
+    stub.usual = Reply(200, {**vars(best), "top": [vars(best), vars(other)]})
+    answer = client.answer("How many?", "The two.", top_k=2, allow_no_answer=True, priority="bulk")
+    assert (answer.answer, answer.start, answer.top) == ("two", 4, (best, other))
+    assert client.answer("How many?", "The two.").top == (best,)
+    question = {"question": "How many?", "context": "The two."}
+    assert [asked.body for asked in stub.asked] == [
+        {"text": "warm \u00e9", "text_pair": "cold"},
+        {"text": "\ud83d"},
+        {**question, "allow_no_answer": True},
+        question,
+    ]
+    assert stub.asked[0].path == "/predict?top_k=5"
+    assert stub.asked[0].headers["Content-Type"] == "application/json"
+    assert stub.asked[2].headers["X-Priority"] == "bulk"
+
+
+def test_any_fields(stub: StubApi, client: Client, triton: Client) -> None:
+    answer = client.call({"text": ["warm", "cold"]}, top_k=2, priority="bulk")
+    assert (answer.body["prediction"], answer.timing.total_ms) == ("Soup", 9.6)
+    assert stub.asked[0].path == "/predict?top_k=2"
+    bodies: list[Any] = [[{"prediction": "a"}], 7, None]
+    stub.answers.extend(Reply(200, body) for body in bodies)
+    assert [client.call({}).body for _ in bodies] == bodies
+    with pytest.raises(ValueError, match="only photos"):
+        triton.classify_text("warm")
+
+
+def test_models_by_name(stub: StubApi, client: Client, triton_stub: StubApi, triton: Client) -> None:
+    """Each kind of request, and the description, by the name of a model."""
+    span = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
+    stub.answers += [ok(), ok(), ok(), ok(), Reply(200, span), Reply(200, {"species": "setosa"})]
+    client.predict(PHOTO, model="a-1", top_k=5)
+    client.predict(PHOTO, model="a-1", base64=True)
+    next(client.predict_many([PHOTO], model="a-1"))
+    client.classify_text("warm", model="b")
+    client.answer("How many?", "The two.", model="../c")
+    assert client.call({"petal_length": 1.4}, model="iris").body == {"species": "setosa"}
+    assert stub.asked[-1].body == {"petal_length": 1.4}
+    predict = "/predict/a-1"
+    paths = [f"{predict}?top_k=5", predict, predict, "/predict/b", "/predict/..%2Fc", "/predict/iris"]
+    assert [asked.path for asked in stub.asked] == paths
+    stub.model = lambda path: {**MODEL, "name": path}
+    assert [client.model(name).name for name in ("a-1", None)] == ["/model/a-1", "/model"]
+    triton.predict(PHOTO, model="birds")
+    assert triton_stub.asked[0].path == "/v2/models/birds/infer"
+    triton_stub.model = lambda path: {**config(), "parameters": {}, "name": path}
+    assert triton.model("birds").name == "/v2/models/birds/config"
+
+
+ANSWERS: list[tuple[Reply, type[ServingClientError], str]] = [
+    (error(400, "invalid_image"), RequestRefusedError, "invalid_image"),
+    (error(401, "unauthorized"), UnauthorizedError, "unauthorized"),
+    (error(413, "image_too_large"), RequestRefusedError, "image_too_large"),
+    (error(500, "worker_crashed"), ServerError, "worker_crashed"),
+    (error(503, "overloaded"), ServiceUnavailableError, "overloaded"),
+    (error(503, "overloaded", 11), ServiceUnavailableError, "overloaded"),
+    (error(504, "deadline_exceeded"), DeadlineExceededError, "deadline_exceeded"),
+    (Reply(502, b"<html>"), UnreachableError, "unreachable"),
+    (Reply(429, b"<html>"), ServiceUnavailableError, "unavailable"),
+    (Reply(503, b"<html>", {"Retry-After": "soon"}), ServiceUnavailableError, "unavailable"),
+    (Reply(404, b"<html>"), InvalidAnswerError, "invalid_answer"),
+    (Reply(302, b"", {"Location": PROXY}), InvalidAnswerError, "invalid_answer"),
+    (Reply(200, b"<html>"), InvalidAnswerError, "invalid_answer"),
+    (Reply(200, b"[" * 100_000), InvalidAnswerError, "invalid_answer"),
+    (Reply(200, b" " * 5_000_000), InvalidAnswerError, "invalid_answer"),
+    (failure(400, "not a JPEG"), RequestRefusedError, "invalid_request"),
+    (failure(401, "no key"), UnauthorizedError, "unauthorized"),
+    (failure(403, "restricted"), RequestRefusedError, "unauthorized"),
+    (failure(404, "unknown model"), RequestRefusedError, "not_found"),
+    (failure(413, "too large"), RequestRefusedError, "payload_too_large"),
+    (failure(418, "a teapot"), RequestRefusedError, "http_418"),
+    (failure(500, "stub is not healthy"), ServerError, "internal_error"),
+    (failure(503, "Exceeds maximum queue size"), ServiceUnavailableError, "overloaded"),
+    (failure(504, "deadline"), DeadlineExceededError, "deadline_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("reply", "kind", "code"), ANSWERS)
+@pytest.mark.parametrize("name", ["client", "triton"])
+def test_errors_that_are_final(
+    request: pytest.FixtureRequest,
+    name: str,
+    reply: Reply,
+    kind: type[ServingClientError],
+    code: str,
+) -> None:
+    asker: Client = request.getfixturevalue(name)
+    server: StubApi = request.getfixturevalue("stub" if name == "client" else "triton_stub")
+    server.usual = reply
+    with pytest.raises(kind) as caught:
+        asker.predict(PHOTO, request_id="r-2")
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.code) == (reply.status, code)
+    if isinstance(reply.body, dict):
+        detail = reply.body.get("detail", reply.body.get("error"))
+        assert str(caught.value) == f"{detail} ({reply.status} {code}, request r-2)"
+        assert caught.value.body == reply.body
+    assert len(server.asked) == 1
+
+
+BEST = {"prediction": "Soup", "probability": 0.9}
+TOPS: list[Any] = [None, [], [{"label": "Rice", "probability": 0.1}], {}, [1]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prediction": "Soup"},
+        *({"prediction": "Soup", "probability": wrong} for wrong in (7, True, "high", None)),
+        {"prediction": 1, "probability": 0.5},
+        *({**BEST, "top": top} for top in TOPS),
+        *([], 7, None, {}),
+    ],
+)
+def test_predictions_that_are_none(stub: StubApi, client: Client, body: object) -> None:
+    stub.usual = Reply(200, body)
+    with pytest.raises(InvalidAnswerError):
+        client.predict(PHOTO, top_k=2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"start": -1}, {"end": 3}, {"start": True}, {"score": -0.1}, {"score": "1"}),
+        *({"answer": None}, {"top": [{}]}),
+    ],
+)
+def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
+    best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
+    stub.answers.append(Reply(200, {**best, "top": [best], **changed}))
+    with pytest.raises(InvalidAnswerError):
+        client.answer("How many?", "The two.", top_k=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *([], {}, {"outputs": None}, {"outputs": [{}]}),
+        {"outputs": [{"name": "FOOD_LABEL", "data": ["Soup"]}]},
+        *(outputs(scores).body for scores in ({}, {"Soup": 1.5}, {"Soup": "high"})),
+        *(
+            {"outputs": [{"name": "FOOD_LABEL", "data": a}, {"name": "PROBABILITY", "data": b}]}
+            for a, b in ((["a", "b"], [1]), (7, 7))
+        ),
+    ],
+)
+def test_tritons_answers_that_are_none(triton_stub: StubApi, triton: Client, body: Any) -> None:
+    triton_stub.usual = Reply(200, body)
+    with pytest.raises(InvalidAnswerError):
+        triton.predict(PHOTO)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Retry-After": "0"}, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}]
+)
+def test_a_503_with_retry_after_is_tried_again(
+    stub: StubApi, client: Client, headers: dict[str, str]
+) -> None:
+    busy = Reply(503, {"detail": "busy", "code": "overloaded"}, headers)
+    stub.answers.extend([busy, busy])
     assert client.predict(PHOTO).tries == 3
     assert len({asked.headers["X-Request-ID"] for asked in stub.asked}) == 1
     assert [asked.photo for asked in stub.asked] == [PHOTO] * 3
-
-
-def test_the_last_error_is_raised(stub: StubApi, client: Client) -> None:
-    stub.answers.extend([error(503, "overloaded", 0)] * 3)
-    with pytest.raises(smallplates.client.ServiceUnavailableError) as caught:
+    stub.usual = busy
+    with pytest.raises(ServiceUnavailableError) as caught:
         client.predict(PHOTO)
-    assert (caught.value.status, caught.value.code) == (503, "overloaded")
-    assert caught.value.retryable
+    assert (caught.value.code, caught.value.retryable) == ("overloaded", True)
     assert caught.value.retry_after_s == 0
-    assert len(stub.asked) == 3
-
-
-@pytest.mark.parametrize("retry_after", [11, None])
-def test_a_503_is_not_waited_for_too_long(
-    stub: StubApi, client: Client, retry_after: int | None
-) -> None:
-    stub.answers.append(error(503, "overloaded", retry_after))
-    with pytest.raises(smallplates.client.ServiceUnavailableError):
-        client.predict(PHOTO)
-    assert len(stub.asked) == 1
+    assert len(stub.asked) == 6
 
 
 def test_no_pause_goes_beyond_the_budget(stub: StubApi, client: Client) -> None:
     stub.answers.append(error(503, "overloaded", 9))
-    with pytest.raises(smallplates.client.ServiceUnavailableError):
+    with pytest.raises(ServiceUnavailableError):
         client.predict(PHOTO, timeout_s=5)
     assert len(stub.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("reply", "kind", "code"),
-    [
-        (error(400, "invalid_image"), smallplates.client.RequestRefusedError, "invalid_image"),
-        (error(401, "unauthorized"), smallplates.client.UnauthorizedError, "unauthorized"),
-        (error(413, "image_too_large"), smallplates.client.RequestRefusedError, "image_too_large"),
-        (error(500, "internal_error"), smallplates.client.ServerError, "internal_error"),
-        (error(500, "worker_crashed"), smallplates.client.ServerError, "worker_crashed"),
-        (error(504, "deadline_exceeded"), smallplates.client.DeadlineExceededError, "deadline_exceeded"),
-        (Reply(502, b"<html>"), smallplates.client.UnreachableError, "unreachable"),
-        (Reply(429, b"<html>"), smallplates.client.ServiceUnavailableError, "unavailable"),
-        (Reply(404, b"<html>"), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (Reply(302, b"", {"Location": PROXY}), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, b"<html>"), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, b"[" * 100_000), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, []), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (Reply(200, {"prediction": "Soup"}), smallplates.client.InvalidAnswerError, "invalid_answer"),
-        (
-            Reply(200, {"prediction": "Soup", "probability": 7}),
-            smallplates.client.InvalidAnswerError,
-            "invalid_answer",
-        ),
-        (
-            Reply(200, {"prediction": 1, "probability": 0.5}),
-            smallplates.client.InvalidAnswerError,
-            "invalid_answer",
-        ),
-        (
-            Reply(200, {"prediction": "Soup", "probability": True}),
-            smallplates.client.InvalidAnswerError,
-            "invalid_answer",
-        ),
-        (Reply(200, b" " * 5_000_000), smallplates.client.InvalidAnswerError, "invalid_answer"),
-    ],
-)
-def test_other_errors_are_final(
-    stub: StubApi,
-    client: Client,
-    reply: Reply,
-    kind: type[smallplates.client.ServingClientError],
-    code: str,
-) -> None:
-    stub.answers.append(reply)
-    with pytest.raises(kind) as caught:
-        client.predict(PHOTO)
-    assert type(caught.value) is kind
-    assert (caught.value.status, caught.value.code) == (reply.status, code)
-    assert not caught.value.retryable
-    assert len(stub.asked) == 1
-
-
-def test_an_error_says_what_it_knows(stub: StubApi, client: Client) -> None:
-    stub.answers.append(error(400, "invalid_image"))
-    with pytest.raises(smallplates.client.ServingClientError) as caught:
-        client.predict(PHOTO, request_id="r-2")
-    assert str(caught.value) == "stub says invalid_image (400 invalid_image, request r-2)"
-    assert caught.value.body["request_id"] == "stub-1"
-
-
-def test_a_ranking_that_was_asked_for_must_come(stub: StubApi, client: Client) -> None:
-    tops: list[object] = [None, [], [{"label": "Rice", "probability": 0.1}], {}, [1]]
-    for top in tops:
-        stub.answers.append(Reply(200, {"prediction": "Soup", "probability": 0.9, "top": top}))
-        with pytest.raises(smallplates.client.InvalidAnswerError):
-            client.predict(PHOTO, top_k=2)
-
-
-def test_nobody_listens(stub: StubApi, client: Client) -> None:
-    stub.down()
-    with pytest.raises(smallplates.client.UnreachableError) as caught:
-        client.predict(PHOTO, request_id="r-3")
-    assert caught.value.retryable
-    assert (caught.value.status, caught.value.request_id) == (None, "r-3")
-    with pytest.raises(smallplates.client.UnreachableError):
-        client.ready()
-    with pytest.raises(smallplates.client.UnreachableError):
-        client.model()
-
-
 def test_the_budget_is_for_everything(stub: StubApi, client: Client) -> None:
     stub.held.clear()
-    with pytest.raises(smallplates.client.DeadlineExceededError) as caught:
+    with pytest.raises(DeadlineExceededError) as caught:
         client.predict(PHOTO, timeout_s=0.2)
     assert caught.value.status is None
     assert 100 <= int(stub.asked[0].headers["X-Request-Timeout-Ms"]) <= 200
     until(lambda: stub.left == 1, "the service to see its client leave")
 
 
-def test_a_cancelled_call_leaves(stub: StubApi, client: Client) -> None:
-    stub.held.clear()
-    future = client.submit(PHOTO)
-    until(lambda: stub.inside == 1, "the request")
-    assert future.cancel()
-    until(lambda: stub.left == 1, "the service to see its client leave")
-    with pytest.raises(CancelledError):
-        future.result()
+def test_nobody_listens(stub: StubApi, client: Client) -> None:
+    stub.down()
+    calls: list[Callable[[], object]] = [client.ready, client.model]
+    for call in (lambda: client.predict(PHOTO, request_id="r-3"), *calls):
+        with pytest.raises(UnreachableError) as caught:
+            call()
+        assert (caught.value.status, caught.value.retryable) == (None, True)
 
 
-def test_connections_are_kept(stub: StubApi, client: Client) -> None:
+def test_connections_are_kept_and_replaced(stub: StubApi, client: Client) -> None:
     for _ in range(20):
         client.predict(PHOTO)
     assert stub.connections == 1
-
-
-def test_a_broken_idle_connection_is_replaced(stub: StubApi, client: Client) -> None:
-    client.predict(PHOTO)
     stub.down()
     stub.up()
     assert client.predict(PHOTO).label == "Soup"
@@ -296,255 +353,78 @@ def test_loopback_is_never_reached_through_a_proxy(
             assert client.predict(PHOTO).label == "Soup"
 
 
-@pytest.mark.parametrize(
-    ("url", "through"),
-    [
-        ("http://127.3.2.1:80", False),
-        ("http://[::1]:80", False),
-        ("http://api.localhost", False),
-        ("https://api.example", True),
-        ("http://192.0.2.1", True),
-    ],
-)
-def test_other_addresses_may_be(url: str, through: bool) -> None:
-    assert AsyncClient(url).uses_proxies is through
-    assert AsyncClient(url, trust_env=False).uses_proxies is False
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x/?a=1", ""])
-def test_wrong_urls_are_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match="must have the form"):
-        Client(url)
+def test_other_addresses_may_be() -> None:
+    own = ("http://127.3.2.1:80", "http://[::1]:80", "http://api.localhost")
+    others = ("https://api.example", "http://192.0.2.1")
+    assert [AsyncClient(url).uses_proxies for url in (*own, *others)] == [False] * 3 + [True] * 2
+    assert not AsyncClient(others[0], trust_env=False).uses_proxies
 
 
 def test_wrong_options_are_refused(client: Client) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        Client(tries=0)
-    with pytest.raises(ValueError, match="negative"):
-        Client(backoff_s=-1)
+    for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://x/?a=1", ""):
+        with pytest.raises(ValueError, match="must have the form"):
+            Client(url)
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("positive", {"tries": 0}),
+        ("negative", {"backoff_s": -1}),
+        ("'grpc' is not one of native, triton", {"protocol": "grpc"}),
+    ]
+    for words, options in wrong:
+        with pytest.raises(ValueError, match=words):
+            Client(**options)
     with pytest.raises(ValueError, match="cannot be sent"):
         client.predict(PHOTO, request_id="two\r\nlines")
     with pytest.raises(ValueError, match="concurrency"):
         next(client.predict_many([PHOTO], concurrency=0))
 
 
-def test_the_model(stub: StubApi, client: Client) -> None:
-    model = client.model()
-    assert (model.name, model.version, list(model.labels)) == ("food11", "1", LABELS)
-    assert model.body == MODEL
-    for wrong in ("[]", "7", "null"):
-        stub.model = json.loads(wrong)
-        with pytest.raises(smallplates.client.InvalidAnswerError):
-            client.model()
+def test_the_model(stub: StubApi, client: Client, triton_stub: StubApi, triton: Client) -> None:
+    described, configured = client.model(), triton.model()
+    for model in (described, configured):
+        assert (model.name, model.version, list(model.labels)) == ("food11", "1", LABELS)
+    assert described.body == MODEL
+    assert configured.body == {**MODEL, "backend": "python", "device": "cpu"}
+    nonsense: list[Any] = [[], 7, None]
+    for each_model in nonsense:
+        stub.model = triton_stub.model = each_model
+        for each in (client, triton):
+            with pytest.raises(InvalidAnswerError):
+                each.model()
 
 
-def test_models_by_name(stub: StubApi, client: Client) -> None:
-    """Each kind of request, and the description, by the name of a model."""
-    span = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
-    stub.answers += [ok(), ok(), ok(), ok(), Reply(200, span), Reply(200, {"species": "setosa"})]
-    client.predict(PHOTO, model="a-1", top_k=5)
-    client.predict(PHOTO, model="a-1", base64=True)
-    next(client.predict_many([PHOTO], model="a-1"))
-    client.classify_text("warm", model="b")
-    client.answer("How many?", "The two.", model="../c")
-    assert client.call({"petal_length": 1.4}, model="iris").body == {"species": "setosa"}
-    assert stub.asked[-1].body == {"petal_length": 1.4}
-    predict = "/predict/a-1"
-    paths = [f"{predict}?top_k=5", predict, predict, "/predict/b", "/predict/..%2Fc", "/predict/iris"]
-    assert [asked.path for asked in stub.asked] == paths
-    stub.model = lambda path: {**MODEL, "name": path}
-    assert client.model("a-1").name == "/model/a-1"
-    assert client.model().name == "/model"
+@pytest.mark.parametrize(
+    "parameters",
+    [None, 3, {}, {"model.json": "x"}, {"model.json": {"string_value": "{"}}]
+    + [{"model.json": {"string_value": text}} for text in ("[]", "[" * 100_000)],
+)
+def test_a_triton_without_a_description(triton_stub: StubApi, triton: Client, parameters: Any) -> None:
+    triton_stub.model = {**config(), "parameters": parameters, "instance_group": []}
+    model = triton.model()
+    assert (model.name, model.version, model.labels) == ("food_classifier", "", ())
+    assert model.body == {"name": "food_classifier", "backend": "python", "device": ""}
 
 
-def test_readiness(stub: StubApi, client: Client) -> None:
+def test_readiness(stub: StubApi, client: Client, triton_stub: StubApi, triton: Client) -> None:
     assert client.ready()
     stub.ready = error(503, "unavailable", 1)
     readiness = client.ready()
-    assert not readiness
-    assert readiness.detail == "stub says unavailable"
-
-
-def test_waiting_for_a_service_that_starts(stub: StubApi, client: Client) -> None:
-    stub.down()
-    waiting = threading.Thread(target=client.wait_ready)
-    waiting.start()
-    stub.ready = error(503, "unavailable")
-    stub.up()
-    until(lambda: stub.connections, "a look at the service")
-    assert waiting.is_alive()
-    stub.ready = Reply(200, {"status": "ready"})
-    waiting.join(20)
-    assert not waiting.is_alive()
-
-
-def test_waiting_in_vain(stub: StubApi, client: Client) -> None:
-    stub.ready = error(503, "draining")
-    with pytest.raises(smallplates.client.DeadlineExceededError, match="stub says draining"):
-        client.wait_ready(0.2)
-    stub.ready = Reply(500, b"")
-    with pytest.raises(smallplates.client.InvalidAnswerError):
-        client.wait_ready(5)
-
-
-def test_a_closed_client_says_so(stub: StubApi) -> None:
-    client = Client(stub.url)
-    client.predict(PHOTO)
-    client.close()
-    client.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        client.predict(PHOTO)
-    never_used = Client(stub.url)
-    never_used.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        never_used.ready()
-
-
-def test_closing_ends_what_waits(stub: StubApi) -> None:
-    stub.held.clear()
-    with Client(stub.url) as client:
-        future = client.submit(PHOTO)
-        until(lambda: stub.inside == 1, "the request")
-    with pytest.raises(CancelledError):
-        future.result()
-
-
-def test_closing_ends_what_is_left_of_an_answer_that_is_too_long(
-    stub: StubApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(20):  # which end in the middle of its reading, by chance
-        stub.answers.append(Reply(200, b" " * 5_000_000))
-        with Client(stub.url) as client, pytest.raises(smallplates.client.InvalidAnswerError):
-            client.predict(PHOTO)
-        gc.collect()
-    assert not caplog.records
-
-
-def test_a_forgotten_client_ends_its_thread(stub: StubApi) -> None:
-    before = threading.active_count()
-    client = Client(stub.url)
-    assert client.predict(PHOTO).label == "Soup"
-    del client
-    until(lambda: threading.active_count() <= before + 1, "the client's thread to end")
-    assert not [thread for thread in threading.enumerate() if thread.name == "serving client"]
-
-
-def test_a_forked_child_is_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    client.predict(PHOTO)
-    here = os.getpid()
-    with monkeypatch.context() as forked:
-        forked.setattr(os, "getpid", lambda: here + 1)
-        with pytest.raises(RuntimeError, match="another process"):
-            client.predict(PHOTO)
-    assert client.predict(PHOTO).label == "Soup"
-
-
-def test_a_date_in_retry_after(stub: StubApi, client: Client) -> None:
-    past = {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    stub.answers.append(Reply(503, b"<html>", past))
-    assert client.predict(PHOTO).tries == 2
-    stub.answers.append(Reply(503, b"<html>", {"Retry-After": "soon"}))
-    with pytest.raises(smallplates.client.ServiceUnavailableError):
-        client.predict(PHOTO)
+    assert (readiness.ready, readiness.detail) == (False, "stub says unavailable")
+    triton_stub.ready = Reply(200, b"")
+    assert triton.ready()
+    for status in (400, 404, 503):
+        triton_stub.ready = failure(status, "Model version not ready")
+        readiness = triton.ready()
+        assert (readiness.ready, readiness.detail) == (False, "Model version not ready")
+    triton_stub.ready = Reply(400, b"")
+    assert triton.ready().detail == "the model is not ready"
+    triton_stub.ready = failure(500, "out of order")
+    with pytest.raises(ServerError):
+        triton.ready()
 
 
 @pytest.mark.parametrize("header", ["", "x", "decode;dur=x, queue", "decode;dur=1.2.3;;,,", ";dur=1"])
 def test_strange_timings_are_nothing(header: str) -> None:
     assert Timing.parse(header) == Timing()
-
-
-def test_the_asyncio_client(stub: StubApi) -> None:
-    async def main() -> list[Prediction]:
-        async with AsyncClient(stub.url, backoff_s=0.001) as client:
-            stub.answers.append(error(503, "overloaded", 0))
-            await client.wait_ready()
-            assert (await client.model()).name == "food11"
-            with Client(stub.url) as beside:  # in a running loop, as in a notebook
-                first = beside.predict(PHOTO)
-            return [first, *await asyncio.gather(*(client.predict(PHOTO) for _ in range(5)))]
-
-    predictions = asyncio.run(main())
-    assert {prediction.label for prediction in predictions} == {"Soup"}
-    assert sum(prediction.tries for prediction in predictions) == 7
-
-
-def labels(*wanted: str) -> list[Reply]:
-    return [ok({label: 1.0}) for label in wanted]
-
-
-def test_a_batch_goes_on_past_failures(stub: StubApi, client: Client, tmp_path: Path) -> None:
-    stub.answers.extend([*labels("Soup"), error(400, "invalid_image"), *labels("Rice")])
-    photos: list[Photo] = [PHOTO, PHOTO, tmp_path / "missing", PHOTO]
-    items = list(client.predict_many(photos, concurrency=1))
-    assert [item.index for item in items] == [0, 1, 2, 3]
-    assert [item.photo for item in items] == photos
-    assert [item.prediction and item.prediction.label for item in items] == ["Soup", None, None, "Rice"]
-    assert [item.error and item.error.code for item in items] == [
-        None,
-        "invalid_image",
-        "unreadable_photo",
-        None,
-    ]
-
-
-def test_a_batch_is_bounded_and_lazy(stub: StubApi, client: Client) -> None:
-    taken = []
-
-    def photos() -> Iterator[bytes]:
-        for index in range(12):
-            taken.append(index)
-            yield PHOTO
-
-    stub.held.clear()
-    items = client.predict_many(photos(), concurrency=3)
-    first = threading.Thread(target=lambda: next(items))
-    first.start()
-    until(lambda: stub.inside == 3, "three requests at the same time")
-    assert len(taken) == 3
-    stub.held.set()
-    first.join()
-    assert len(list(items)) == 11
-    assert stub.most_inside == 3
-    assert len(stub.asked) == 12
-
-
-def test_a_batch_as_it_finishes(stub: StubApi, client: Client, tmp_path: Path) -> None:
-    pipe = tmp_path / "slow"
-    os.mkfifo(pipe)
-    items = client.predict_many([pipe, PHOTO, PHOTO], concurrency=2, in_order=False)
-    assert {next(items).index, next(items).index} == {1, 2}
-    pipe.write_bytes(PHOTO)
-    assert next(items).index == 0
-    assert len(stub.asked) == 3
-
-
-def test_leaving_a_batch_early_cancels_the_rest(stub: StubApi, client: Client) -> None:
-    items = client.predict_many([PHOTO] * 9, concurrency=2)
-    next(items)
-    until(lambda: len(stub.asked) == 2 and not stub.inside, "the second answer")
-    stub.held.clear()
-    next(items)
-    until(lambda: stub.inside == 1, "the next request")
-    items.close()
-    until(lambda: stub.left == 1, "the service to see its client leave")
-
-
-def test_an_asyncio_batch(stub: StubApi) -> None:
-    async def photos() -> AsyncIterator[bytes]:
-        for _ in range(5):
-            yield PHOTO
-
-    async def main() -> list[int]:
-        async with AsyncClient(stub.url) as client:
-            ordered = [item.index async for item in client.predict_many(photos(), concurrency=2)]
-            async for item in client.predict_many([PHOTO] * 3, concurrency=2, in_order=False):
-                assert item.prediction is not None
-            with pytest.raises(ValueError, match="concurrency"):
-                await anext(client.predict_many([], concurrency=0))
-            return ordered
-
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
-    assert stub.most_inside <= 2
 
 
 def test_nothing_of_the_service_is_imported() -> None:
