@@ -17,8 +17,9 @@ def bind(settings: Settings, setting: str = "port", shared: bool = False) -> soc
     """
     port = getattr(settings, setting)
     if shared and port == 0:
-        text = f"SERVING_{setting.upper()}=0 needs SERVING_WEB_PROCESSES=1: all share the port"
-        raise ConfigurationError(text)
+        raise ConfigurationError(
+            f"SERVING_{setting.upper()}=0 needs SERVING_WEB_PROCESSES=1: all share the port"
+        )
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
