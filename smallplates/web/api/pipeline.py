@@ -153,7 +153,7 @@ class Pipeline:
                     answer = await model.predict(call.inputs, call.top_k or 1, options, slots)
                 else:
                     answer = await model.infer(call.tensors, options, slots)
-        context.set_timings(answer.timings)
+        context.inference = answer.timings
         return call, answer
 
 

@@ -46,7 +46,6 @@ from smallplates.web.api.fields import fields_from_body
 from smallplates.web.api.pipeline import Call, Pipeline, Target
 from smallplates.web.http.body import Body, decode_json, dump_json
 from smallplates.web.http.request_context import (
-    CLIENT_GONE,
     RequestContext,
     choose_id,
     record,
@@ -56,6 +55,7 @@ from smallplates.web.inference.served_model import Input, RequestOptions
 from smallplates.web.sockets import bind
 
 BACKLOG = 512
+PATH = "tcp"  # in log and metrics
 CHUNK_BYTES = 64 * 1024
 LINGER_S = 2.0
 MAX_UNANSWERED = 32
@@ -170,7 +170,7 @@ class TcpServer:
             error = OverloadedError("too many connections")
             writer.write(response(0, error.status, error_content(error, choose_id(None))))
             writer.close()
-            self.service.metrics.requests.labels("tcp", str(error.status), error.code, "").inc()
+            self.service.metrics.requests.labels(PATH, str(error.status), error.code, "").inc()
             return
         connection = Connection(self, reader, writer)
         task = asyncio.get_running_loop().create_task(connection.run())
@@ -180,12 +180,11 @@ class TcpServer:
 
 @dataclass
 class Frame:
-    """A request frame and its outcome."""
+    """A request frame."""
 
     context: RequestContext
     number: int = 0  # id; 0 until it is known
     unread: int = 0  # bytes of the body that have not been read
-    status: int = CLIENT_GONE  # of the response that has been sent
 
 
 class Connection:
@@ -198,10 +197,7 @@ class Connection:
         self._settings = server.service.settings
         self._reader = reader
         self._writer = writer
-        client = (writer.get_extra_info("peername") or ("",))[0]
-        self._record = partial(
-            record, server.service.metrics, method="TCP", path="tcp", series="tcp", client=client
-        )
+        self._client = (writer.get_extra_info("peername") or ("",))[0]
         self._timeout_s = self._settings.body_timeout_ms / 1000
         self._authorized = False
         self._tasks = asyncio.TaskGroup()
@@ -245,7 +241,7 @@ class Connection:
             if not (first := await self._first_byte()):
                 return
             self._unanswered += 1
-            frame = Frame(RequestContext(choose_id(None)))
+            frame = Frame(RequestContext(choose_id(None), "TCP", PATH, self._client))
             with ExitStack() as held:  # until the frame has been answered
                 held.callback(self._end, frame)
                 try:
@@ -261,7 +257,7 @@ class Connection:
     def _end(self, frame: Frame) -> None:
         self._unanswered -= 1
         self._free.release()
-        self._record(frame.context, frame.status, timed=True)
+        record(self._pipeline.service.metrics, frame.context, PATH, timed=True)
 
     async def _first_byte(self) -> bytes:
         """Waits for the next frame; returns b"" if the connection has been idle for too long."""
@@ -320,7 +316,7 @@ class Connection:
             problem = to_client_error(error, frame.context)
             status, content = problem.status, error_content(problem, frame.context.request_id)
         await self._send(response(frame.number, status, content))
-        frame.status = status
+        frame.context.status = status
 
     def _check_key(self, options: Options) -> None:
         """Raises UnauthorizedError unless a frame of this connection has contained the key."""

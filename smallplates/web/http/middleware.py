@@ -41,7 +41,10 @@ class AccessLogMiddleware:
         if scope["type"] != "http":  # an ASGI server's lifespan
             await self.app(scope, receive, send)
             return
-        context = scope["context"] = RequestContext(choose_id(header(scope, b"x-request-id")))
+        client = (scope.get("client") or ("",))[0]
+        request_id = choose_id(header(scope, b"x-request-id"))
+        context = RequestContext(request_id, scope["method"], scope["path"], client)
+        scope["context"] = context
         if self.tracer:
             context.traceparent = (header(scope, b"traceparent") or b"").decode("latin-1")
 
@@ -66,20 +69,11 @@ class AccessLogMiddleware:
 
     def _record(self, scope: Scope, context: RequestContext) -> None:
         route = getattr(scope.get("route"), "path", None)
-        series = route or "other"
-        if self.tracer and scope["path"] not in QUIET_PATHS:
-            context.trace_id = self.tracer.record_http(context, scope["method"], scope["path"], route)
-        record(
-            self.metrics,
-            context,
-            context.status or CLIENT_GONE,
-            method=scope["method"],
-            path=scope["path"],
-            series=series,
-            client=(scope.get("client") or ("", 0))[0],
-            # other protocols' requests are timed if they were computed
-            timed=series in ("/predict", "/predict/{model}") or bool(context.timings),
-        )
+        if self.tracer and context.path not in QUIET_PATHS:
+            context.trace_id = self.tracer.record_http(context, route)
+        # other protocols' requests are timed if they were computed
+        timed = route in ("/predict", "/predict/{model}") or context.inference is not None
+        record(self.metrics, context, route or "other", timed)
 
 
 def header(scope: Scope, wanted: bytes) -> bytes | None:

@@ -42,34 +42,24 @@ class RequestContext:
     """Id, clock and outcome of one request; `scope["context"]` in HTTP."""
 
     request_id: str
-    started: float = field(default_factory=time.monotonic)
-    """`time.monotonic()` when the request's head was complete."""
+    method: str = ""
+    path: str = ""
+    client: str = ""  # address, as far as it is known
+    traceparent: str = ""  # the client's header of this name, unchecked; empty if tracing is off
+    started: float = field(default_factory=time.monotonic)  # when the request's head was complete
+    status: int = 0  # of the response; 0 until the response starts
+    code: str = "ok"  # the error's code, for log and metrics
+    error: ServingError | None = None  # the error that the client sees
+    model: str = ""  # name of the called model; empty if there is none or it is unknown
+    inference: Timings | None = None  # None without inference
+    trace_id: str = ""  # of the request's span; empty if tracing is off
 
-    status: int = 0
-    """Status of the response; 0 until the response starts."""
-
-    code: str = "ok"
-    """The error's code, for log and metrics."""
-
-    model: str = ""
-    """Name of the called model, for log, metrics and traces; empty if there is none or it is unknown."""
-
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds per stage, for Server-Timing and the log."""
-
-    inference: Timings | None = None
-    """Source of `timings`; None without inference."""
-
-    traceparent: str = ""
-    """The client's header of this name, unchecked; empty if tracing is off."""
-
-    trace_id: str = ""
-    """Trace id of the request's span; empty if tracing is off."""
-
-    def set_timings(self, timings: Timings) -> None:
-        """Sets the timings that the inference service has measured."""
-        self.inference = timings
-        self.timings = {"decode": timings.decode_s, "queue": timings.queue_s, "infer": timings.infer_s}
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds per stage, for Server-Timing and the log."""
+        if (stages := self.inference) is None:
+            return {}
+        return {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
 
     @cached_property
     def milliseconds(self) -> dict[str, float]:
@@ -112,7 +102,7 @@ refusals = Refusals()
 
 
 def to_client_error(error: Exception, context: RequestContext) -> ServingError:
-    """Returns the error that the client sees, and notes its code in the context.
+    """Returns the error that the client sees, and notes it in the context.
 
     The web framework's errors become ours. Unexpected errors are logged, and the client gets a plain
     500. The traceback is dropped, because its frames would keep the client's data until the next garbage
@@ -127,40 +117,32 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
     elif type(error) is InternalError:
         logger().error("internal error", detail=error.detail, request_id=context.request_id)
         error = InternalError(HIDDEN)
-    context.code = error.code
+    context.error, context.code = error, error.code
     given.__traceback__ = given.__cause__ = given.__context__ = None
     return error
 
 
-def record(
-    metrics: Metrics,
-    context: RequestContext,
-    status: int,
-    *,
-    method: str,
-    path: str,
-    series: str,
-    client: str,
-    timed: bool,
-) -> None:
+def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) -> None:
     """Counts and logs a finished request, and observes its duration if `timed`.
 
-    `series` replaces `path` in the metrics, where raw paths would create unlimited series.
+    The metrics have `series` instead of the path, since raw paths would create unlimited series. Without
+    a response the client is gone.
     """
-    if status == CLIENT_GONE:
+    context.status = context.status or CLIENT_GONE
+    if context.status == CLIENT_GONE:
         context.code = "client_gone"
-    metrics.requests.labels(series, str(status), context.code, context.model).inc()
+    metrics.requests.labels(series, str(context.status), context.code, context.model).inc()
     if timed:
         metrics.total.labels(context.model).observe(time.monotonic() - context.started)
     logger().log(
-        LEVELS[log_level(path, status)],
+        LEVELS[log_level(context.path, context.status)],
         "request",
         request_id=context.request_id,
-        method=method,
-        path=path,
-        status=status,
+        method=context.method,
+        path=context.path,
+        status=context.status,
         code=context.code,
-        client=client,
+        client=context.client,
         ms=context.milliseconds,
         **({"model": context.model} if context.model else {}),
         **({"trace_id": context.trace_id} if context.trace_id else {}),

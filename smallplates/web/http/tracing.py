@@ -74,27 +74,23 @@ class Tracer:
             ending.start()
             ending.join(STOP_S)
 
-    def record_http(self, context: RequestContext, method: str, path: str, route: str | None) -> str:
+    def record_http(self, context: RequestContext, route: str | None) -> str:
         """Creates the spans of an HTTP request that ends now; returns what `record` returns."""
         attributes: dict[str, str | int] = {
-            "http.request.method": method,
-            "url.path": path[:MAX_PATH],
+            "http.request.method": context.method,
+            "url.path": context.path[:MAX_PATH],
             "url.scheme": "http",
+            **({"http.route": route} if route else {}),
+            **({"http.response.status_code": context.status} if context.status else {}),
         }
-        if route:
-            attributes["http.route"] = route
-        if context.status:
-            attributes["http.response.status_code"] = context.status
-        name = f"{method} {route}" if route else method
-        return self.record(context, context.status or CLIENT_GONE, name, attributes)
+        return self.record(context, f"{context.method} {route or ''}".rstrip(), attributes)
 
-    def record(
-        self, context: RequestContext, status: int, name: str, attributes: Mapping[str, str | int]
-    ) -> str:
+    def record(self, context: RequestContext, name: str, attributes: Mapping[str, str | int]) -> str:
         """Creates the spans of a request that ends now, if it is sampled.
 
         Returns its trace id, or "" with OTEL_SDK_DISABLED. An invalid traceparent is ignored.
         """
+        status = context.status or CLIENT_GONE
         now, ended_at = time.monotonic(), time.time_ns()
         parent = NO_PARENT
         if 0 < len(context.traceparent) <= MAX_PARENT:

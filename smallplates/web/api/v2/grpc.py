@@ -88,18 +88,17 @@ class Service:
 
         async def call(_: object, context: Context) -> Message:
             response = None
-            with self.calls.recording(name, context) as outcome:
+            with self.calls.recording(name, context) as request_context:
                 admitted = [self._admit(context)] if kind is pb.ModelInferRequest else []
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
                 response = await answer(
                     parsed(kind, await self.reader.read(context.read)),
                     context,
-                    outcome.request_context,
+                    request_context,
                     *admitted,
                 )
-            if outcome.error is not None:
-                await abort(context, outcome.error)
+            await abort(context, request_context)
             return response
 
         return grpc.stream_unary_rpc_method_handler(
@@ -117,14 +116,14 @@ class Service:
     async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
-        with self.calls.recording(STREAM, context) as outcome:
+        with self.calls.recording(STREAM, context) as request_context:
             request, options = parsed(pb.ModelInferRequest, data), self._admit(context)
-            response = await self.model_infer(request, context, outcome.request_context, options)
+            response = await self.model_infer(request, context, request_context, options)
             response.parameters["triton_final_response"].bool_param = True
-        if outcome.error is None:
+        if (error := request_context.error) is None:
             return pb.ModelStreamInferResponse(infer_response=response)
         response = pb.ModelInferResponse(id=request.id if request is not None else "")
-        return pb.ModelStreamInferResponse(error_message=outcome.error.detail, infer_response=response)
+        return pb.ModelStreamInferResponse(error_message=error.detail, infer_response=response)
 
     def _model(self, request: Message) -> CatalogEntry:
         return self.catalog.find(request.name, request.version or None)

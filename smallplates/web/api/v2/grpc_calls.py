@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from smallplates.errors import InvalidRequestError, ServingError
+from smallplates.errors import InvalidRequestError
 from smallplates.web.api.v2.grpc_limits import check_fields
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
@@ -43,14 +42,6 @@ Message = Any  # protobuf creates its classes at run time
 Context = Any  # grpc.aio.ServicerContext, which is untyped
 
 
-@dataclass
-class CallRecord:
-    """The outcome of one request: its context, and its error if it failed."""
-
-    request_context: RequestContext
-    error: ServingError | None = None
-
-
 class Calls:
     """Counts and logs requests, like AccessLogMiddleware for HTTP."""
 
@@ -59,50 +50,42 @@ class Calls:
         self._tracer = tracer
 
     @contextmanager
-    def recording(self, name: str, context: Context) -> Iterator[CallRecord]:
-        """Records the block as one request; an exception raised in it becomes the outcome's error."""
-        outcome = CallRecord(own_context(context))
-        status = CLIENT_GONE
+    def recording(self, name: str, context: Context) -> Iterator[RequestContext]:
+        """Records the block as one request; an exception raised in it becomes the request's error."""
+        request_context = own_context(name, context)
         try:
-            yield outcome
-            status = 200
+            yield request_context
+            request_context.status = 200
         except Exception as caught:
-            outcome.error = to_client_error(caught, outcome.request_context)
-            status = outcome.error.status
+            request_context.status = to_client_error(caught, request_context).status
         finally:
-            self._record(name, status, context, outcome.request_context)
+            self._record(name, request_context)
 
     async def fail(self, name: str, context: Context, caught: Exception) -> None:
         """Records and aborts a call that failed outside of any request."""
-        request_context = own_context(context)
-        error = to_client_error(caught, request_context)
-        self._record(name, error.status, context, request_context)
-        await abort(context, error)
+        request_context = own_context(name, context)
+        request_context.status = to_client_error(caught, request_context).status
+        self._record(name, request_context)
+        await abort(context, request_context)
 
-    def _record(self, name: str, status: int, context: Context, request_context: RequestContext) -> None:
-        path = HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}"
+    def _record(self, name: str, context: RequestContext) -> None:
         if self._tracer and name != CHECK:
+            status, method = context.status or CLIENT_GONE, context.path[1:]
             code = CODES.get(status, grpc.StatusCode.INTERNAL).name
-            about = {"rpc.system.name": "grpc", "rpc.method": path[1:], "rpc.response.status_code": code}
-            request_context.trace_id = self._tracer.record(request_context, status, path[1:], about)
-        record(
-            self._metrics,
-            request_context,
-            status,
-            method="gRPC",
-            path=path,
-            series=path,
-            client=context.peer(),
-            timed=bool(request_context.timings),
-        )
+            about = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": code}
+            context.trace_id = self._tracer.record(context, method, about)
+        record(self._metrics, context, context.path, timed=context.inference is not None)
 
 
-def own_context(context: Context) -> RequestContext:
+def own_context(name: str, context: Context) -> RequestContext:
     """Returns a new request context, with the client's request id if it sent one."""
     metadata = dict(context.invocation_metadata() or ())
     return RequestContext(
         choose_id(str(metadata.get("x-request-id", "")).encode()),
-        traceparent=str(metadata.get("traceparent", "")),
+        "gRPC",
+        HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}",
+        context.peer(),
+        str(metadata.get("traceparent", "")),
     )
 
 
@@ -122,8 +105,10 @@ def parsed(kind: Message, data: bytes) -> Message:
         raise InvalidRequestError("the message cannot be read") from error
 
 
-async def abort(context: Context, error: ServingError) -> None:
-    """Aborts the call with the error's status and detail."""
+async def abort(context: Context, request_context: RequestContext) -> None:
+    """Aborts the call with the status and detail of the request's error, if there is one."""
+    if (error := request_context.error) is None:
+        return
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()

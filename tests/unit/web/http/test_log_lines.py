@@ -12,17 +12,10 @@ from smallplates.web.http.request_context import RequestContext
 from smallplates.web.metrics import Metrics
 
 
-def record(metrics: Metrics, status: int, path: str = "/predict") -> None:
-    request_context.record(
-        metrics,
-        RequestContext("an id", code="ok" if status == 200 else "overloaded"),
-        status,
-        method="POST",
-        path=path,
-        series=path,
-        client="127.0.0.1",
-        timed=True,
-    )
+def record(metrics: Metrics, status: int, path: str = "/predict", model: str = "") -> None:
+    code = "ok" if status == 200 else "overloaded"
+    context = RequestContext("an id", "POST", path, status=status, code=code, model=model)
+    request_context.record(metrics, context, path, timed=True)
 
 
 def test_of_many_refusals_the_first_have_lines_and_the_others_one(
@@ -50,10 +43,8 @@ def test_of_many_refusals_the_first_have_lines_and_the_others_one(
 
 def test_the_model_that_was_asked(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
-    for context in (RequestContext("an id", model="sentiment"), RequestContext("an id")):
-        request_context.record(
-            Metrics(), context, 200, method="TCP", path="tcp", series="tcp", client="", timed=False
-        )
+    for model in ("sentiment", ""):
+        record(Metrics(), 200, model=model)
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line.get("model") for line in lines] == ["sentiment", None]
 

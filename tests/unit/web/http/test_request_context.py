@@ -2,14 +2,16 @@
 
 import pytest
 
+from smallplates.engine.statistics import Timings
 from smallplates.errors import InternalError, WorkerCrashedError
 from smallplates.web.api.dialect import ERRORS
 from smallplates.web.http.request_context import RequestContext, choose_id, to_client_error
 
 
 def test_server_timing_is_in_milliseconds() -> None:
-    context = RequestContext("id", timings={"decode": 0.0015})
-    assert context.server_timing().startswith("decode;dur=1.50, total;dur=")
+    context = RequestContext("id", inference=Timings(0.0015, 0, 0.02))
+    words = "decode;dur=1.50, queue;dur=0.00, infer;dur=20.00, total;dur="
+    assert context.server_timing().startswith(words)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), InternalError("x"), WorkerCrashedError("two crashed")])
