@@ -5,25 +5,26 @@ in turn, several rounds, and prints medians, ranges, and ratios to this service.
 The servers are listed in `servers.py`, started by `running.py`, and printed by `table.py`.
 """
 
+import io
 import json
 import shutil
-import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from PIL import Image
 from tqdm import tqdm
 
 from benchmarks import environments, model, table, text_limit, text_model
-from benchmarks.peers.common import GRAPHS, Classify
+from benchmarks.limit import Work, rate
+from benchmarks.peers.common import GRAPHS, Classify, peer
 from benchmarks.running import Running, post, running
 from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
 from benchmarks.usage import cpu_seconds, memory_mb, tree
@@ -38,6 +39,7 @@ from smallplates.system import cpus
 PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
 TEXTS = 1000
 WARM_UP_S = 1
+TOLERANCE = 1e-3
 
 
 class Task(StrEnum):
@@ -55,38 +57,77 @@ Start = Callable[[Server, bytes], AbstractContextManager[Running]]
 
 def in_process(model_dir: Path, base64: str, threads: int, seconds: float, precision: str) -> float:
     """Answers a second of `threads` threads that decode, resize and infer in a loop: no HTTP."""
-    workers = [Classify(str(model_dir), "shared", precision=precision) for _ in range(threads)]
-    counts = [0] * threads
-    end = time.monotonic() + seconds
 
-    def work(index: int) -> None:
-        while time.monotonic() < end:
-            workers[index].text(base64)
-            counts[index] += 1
+    def work() -> Work:
+        classify = Classify(str(model_dir), "shared", precision=precision)
+        return lambda: len([classify.text(base64)])
 
-    running_threads = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
-    for thread in running_threads:
-        thread.start()
-    for thread in running_threads:
-        thread.join()
-    return sum(counts) / seconds
+    return rate([work() for _ in range(threads)], seconds)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Input that every server must answer as the same pipeline does in this process."""
+
+    model_dir: Path
+    pipeline: str  # of the other servers
+    content: str
+
+    @classmethod
+    def of_photo(cls, model_dir: Path, pipeline: str, photo: bytes) -> "Probe":
+        """Returns the photo in the size that the model needs; so no server resizes it in its own way.
+
+        Raises SystemExit if this project's decoder and graph differ from Pillow, NumPy and plain graph.
+        """
+        resize = Model.read(model_dir).description.pipeline.resize
+        size = (resize, resize) if isinstance(resize, int) else resize[::-1]
+        file = io.BytesIO()
+        Image.open(io.BytesIO(photo)).convert("RGB").resize(size).save(file, "PNG")
+        probe = cls(model_dir, pipeline, b64encode(file.getvalue()).decode())
+        require_same("the decoder", probe.answer("shared", "fp32"), probe.answer("plain", "fp32"))
+        return probe
+
+    @cache  # noqa: B019 a command has one probe
+    def answer(self, pipeline: str, precision: str) -> tuple[str, float]:
+        """Returns the class and the probability."""
+        answer = peer(str(self.model_dir), pipeline, precision).text(self.content)
+        return answer["prediction"], answer["probability"]
+
+    def check(self, server: Server, url: str) -> None:
+        """Raises SystemExit if a server differs."""
+        is_ours = server.environment is None and self.pipeline != "text"
+        expected = self.answer("shared" if is_ours else self.pipeline, server.precision)
+        answer = prediction(post(url, json.dumps(server.body(self.content)).encode()))
+        require_same(server.name, answer, expected)
+
+
+def require_same(name: str, answer: tuple[str, float], expected: tuple[str, float]) -> None:
+    """Raises SystemExit if two answers have other classes, or probabilities that differ."""
+    if answer[0] != expected[0] or abs(answer[1] - expected[1]) > TOLERANCE:
+        raise SystemExit(f"compare: {name} answers {answer}, but the same pipeline alone {expected}")
 
 
 def measure_server(
-    server: Server, contents: Sequence[str], connections: Sequence[int], seconds: float, start: Start
-) -> tuple[str, table.Loads]:
-    """What it answers, and its figures of one round: load -> one row.
+    server: Server,
+    contents: Sequence[str],
+    connections: Sequence[int],
+    seconds: float,
+    start: Start,
+    probe: Probe | None = None,
+) -> table.Loads:
+    """Returns the figures of one round: load -> one row. Raises SystemExit if the probe differs.
 
     `contents` are texts, or images in base64, which are sent in turn.
     """
     bodies = [json.dumps(server.body(content)).encode() for content in contents]
     loads: table.Loads = {}
     with start(server, bodies[0]) as served:
-        answer = prediction(post(served.url, bodies[0]))
+        if probe:
+            probe.check(server, served.url)
         wrk.run(served.url, bodies, 4, WARM_UP_S)
         for count in connections:
             loads[f"{count} connections"] = [measure_load(served, bodies, count, seconds)]
-    return answer, loads
+    return loads
 
 
 def measure_load(served: Running, bodies: list[bytes], connections: int, seconds: float) -> table.Row:
@@ -110,29 +151,21 @@ def measure(
     seconds: float,
     start: Start,
     connections: Sequence[int] = (1, 16, 64),
+    probe: Probe | None = None,
 ) -> table.Results:
-    """Every round runs every server once. Warns of a server that names another class than the first.
-
-    In process, and where classes are compared, each precision is on its own.
-    """
+    """Runs every server once in every round; in process, each precision is on its own."""
     results: table.Results = {}
     precisions = dict.fromkeys(server.precision for server in servers)
-    answers: dict[Server, str] = {}
     with tqdm(total=rounds * len(servers), desc="servers", mininterval=1) as progress:
         for _ in range(rounds):
             for precision, threads in product(precisions, sorted({1, cpus.usable()})):
-                rate = without_http(threads, seconds, precision)
+                row = {"per_second": without_http(threads, seconds, precision)}
                 name = table.IN_PROCESS + table.ENDS[precision]
-                table.keep(results, name, {f"{threads} threads": [{"per_second": rate}]})
+                table.keep(results, name, {f"{threads} threads": [row]})
             for server in servers:
-                answers[server], loads = measure_server(server, contents, connections, seconds, start)
+                loads = measure_server(server, contents, connections, seconds, start, probe)
                 table.keep(results, server.name, loads)
                 progress.update()
-    first: dict[str, str] = {}
-    for server, answer in answers.items():
-        expected = first.setdefault(server.precision, answer)
-        if answer != expected:
-            typer.echo(f"{server.name} answers {answer!r}, the first server {expected!r}", err=True)
     return results
 
 
@@ -205,7 +238,11 @@ def main(
     def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
         return running(server, served, folder, pipeline, body)
 
-    results = measure(contents, without_http, servers, rounds, seconds, start, loads)
+    if task is Task.TEXT:
+        probe = Probe(served, "text", contents[0])
+    else:
+        probe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
+    results = measure(contents, without_http, servers, rounds, seconds, start, loads, probe)
     typer.echo(table.text(results))
     what = f"--photo {photo.name} --pipeline {pipeline.value}" if task is Task.IMAGE else "--task text"
     command = (

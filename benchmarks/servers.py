@@ -50,21 +50,22 @@ class Server:
     """Whether it runs only where `--only` names it."""
 
 
-def tensor_request(base64: str) -> dict[str, Any]:
+def tensor_request(text: str) -> dict[str, Any]:
     """Returns Triton's request, in the Open Inference Protocol."""
-    tensor = {"name": "IMAGE", "shape": [1], "datatype": "BYTES", "data": [base64]}
+    tensor = {"name": "INPUT", "shape": [1], "datatype": "BYTES", "data": [text]}
     return {"inputs": [tensor]}
 
 
-def prediction(answer: bytes) -> str:
-    """Returns the class in an answer of any of the servers."""
+def prediction(answer: bytes) -> tuple[str, float]:
+    """Returns the class and its probability in an answer of any of the servers."""
     content = json.loads(answer)
     if "outputs" in content:
-        label = next(output for output in content["outputs"] if output["name"] == "LABEL")
-        return str(label["data"][0])
+        outputs = {output["name"]: output["data"][0] for output in content["outputs"]}
+        return outputs["LABEL"], outputs["PROBABILITY"]
     if "data" in content:
-        return str(max(content["data"][0], key=lambda score: score["score"])["label"])
-    return str(content["prediction"])
+        best = max(content["data"][0], key=lambda score: score["score"])
+        return best["label"], best["score"]
+    return content["prediction"], content["probability"]
 
 
 def text_request(text: str) -> dict[str, Any]:
@@ -75,11 +76,6 @@ def text_request(text: str) -> dict[str, Any]:
 def infinity_request(text: str) -> dict[str, Any]:
     """Returns Infinity's request."""
     return {"model": "model", "input": [text]}
-
-
-def text_tensor_request(text: str) -> dict[str, Any]:
-    """Returns Triton's request of a text."""
-    return {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]}
 
 
 def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
@@ -158,8 +154,7 @@ SERVERS = [
 
 def of_texts(server: Server, **more: Any) -> Server:  # fields of Server, of several types
     """Returns a server of texts, in the environment of the server of images where it is a peer."""
-    words = (word.replace("_server", "_text_server") for word in server.command)
-    command = tuple(word for word in words if server.environment is None or word != "PIPELINE")
+    command = tuple("text" if word == "PIPELINE" else word for word in server.command)
     return replace(server, command=command, **{"body": text_request, "start_s": 180, **more})
 
 
@@ -167,7 +162,7 @@ TEXT_SERVERS = [
     of_texts(ours("this service")),
     of_texts(MOSEC),
     of_texts(LITSERVE),
-    of_texts(TRITON, body=text_tensor_request),
+    of_texts(TRITON, body=tensor_request),
     of_texts(
         peer(
             "infinity",
@@ -180,7 +175,7 @@ TEXT_SERVERS = [
     of_texts(ours("this service" + ENDS["int8"], "int8")),
     of_texts(ours("this service" + ENDS["bf16"], "bf16")),
     *(of_texts(lent(server, "bf16")) for server in (MOSEC, LITSERVE)),
-    of_texts(lent(TRITON, "bf16"), body=text_tensor_request),
+    of_texts(lent(TRITON, "bf16"), body=tensor_request),
 ]
 """Servers of `compare --task text`."""
 

@@ -1,11 +1,11 @@
-"""Shared work of the other servers: base64 JSON in, the predicted class out."""
+"""Shared work of the other servers: JSON with base64 or a text in, the predicted class out."""
 
 import io
 import json
 import os
 from base64 import b64decode
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -51,9 +51,30 @@ def session(path: Path, precision: str, threads: int = 1) -> Session:
     return OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
 
 
-def wanted_precision() -> str:
-    """Returns the precision that `compare` asks a server for."""
+def precision_of_peer() -> str:
+    """Returns the precision that `compare` sets for a server."""
     return os.environ.get("PEER_PRECISION", "fp32")
+
+
+class Peer(Protocol):
+    """What a server computes; an answer has `prediction` and `probability`."""
+
+    field: str  # of the request's JSON
+
+    def body(self, body: bytes) -> dict[str, Any]:
+        """Answers a request's JSON."""
+
+    def text(self, text: str) -> dict[str, Any]:
+        """Answers the value of the field."""
+
+
+def peer(model_dir: str, pipeline: str, precision: str | None = None) -> Peer:
+    """Loads a model; the pipeline is `text`, or one of `Classify`; precision None: as `compare` sets."""
+    if pipeline == "text":
+        from benchmarks.peers.text import ClassifyTexts  # which imports this file
+
+        return ClassifyTexts(model_dir, precision)
+    return Classify(model_dir, pipeline, precision=precision)
 
 
 class ImageJson(msgspec.Struct):
@@ -73,15 +94,17 @@ class Classify:
     servers differ.
     """
 
+    field = "image"
+
     def __init__(
         self, model_dir: str, pipeline: str, threads: int = 1, precision: str | None = None
     ) -> None:
         """Loads the model.
 
         `threads` are those of one inference in the plain pipeline; 0: ONNX Runtime's default.
-        `precision` is fp32, int8 or bf16; None: as `compare` wants it.
+        `precision` is fp32, int8 or bf16; None: as `compare` sets it.
         """
-        precision = precision or wanted_precision()
+        precision = precision or precision_of_peer()
         settings = Settings(model_dir=Path(model_dir), device="cpu")
         model = Model.read(settings.model_dir)
         self.labels = model.labels

@@ -1,11 +1,15 @@
-"""LitServe: a worker per core, its own JSON, no batching, which does not pay on a CPU."""
+"""LitServe: a worker per core, its own JSON, no batches, which do not pay on a CPU.
+
+Tried on two cores with 16 and 64 connections, in texts a second: none 57 and 55, batches of up to two 56
+and 54. A batch is padded to its longest text.
+"""
 
 import sys
 from typing import Any
 
 import litserve
 
-from benchmarks.peers.common import CORES, Classify
+from benchmarks.peers.common import CORES, peer
 
 MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
 
@@ -15,11 +19,11 @@ class Classifier(litserve.LitAPI):
 
     def setup(self, device: str) -> None:  # noqa: ARG002 the interface's
         """Loads the model, in each worker."""
-        self.classify = Classify(MODEL_DIR, PIPELINE)
+        self.classify = peer(MODEL_DIR, PIPELINE)
 
     def decode_request(self, request: dict[str, str], **_: Any) -> str:
-        """Returns the base64 text."""
-        return request["image"]
+        """Returns the base64, or the text."""
+        return request[self.classify.field]
 
     def predict(self, text: str, **_: Any) -> dict[str, Any]:
         """Answers one request."""

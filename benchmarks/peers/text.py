@@ -1,5 +1,6 @@
 """Shared work of the other servers that classify texts: the class of each."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from benchmarks.peers.common import GRAPHS, session, wanted_precision
+from benchmarks.peers.common import GRAPHS, precision_of_peer, session
 from smallplates.models.folder import Model
 from smallplates.models.scores import best
 
@@ -15,14 +16,24 @@ from smallplates.models.scores import best
 class ClassifyTexts:
     """Model instance of one thread; the texts of a batch are padded to the longest."""
 
+    field = "text"
+
     def __init__(self, model_dir: str, precision: str | None = None) -> None:
-        """Loads the model; `precision` is fp32, int8 or bf16, None: as `compare` wants it."""
-        precision = precision or wanted_precision()
+        """Loads the model; `precision` is fp32, int8 or bf16, None: as `compare` sets it."""
+        precision = precision or precision_of_peer()
         model = Model.read(Path(model_dir))
         self.labels = model.labels
         self.tokenizer = Tokenizer.from_file(str(model.folder / "tokenizer.json"))
         self.session = session(model.file(GRAPHS[precision]), precision)
         self.tokenizer.enable_padding(pad_to_multiple_of=self.session.length_step)
+
+    def body(self, body: bytes) -> dict[str, Any]:
+        """Answers the body `{"text": "..."}`."""
+        return self.text(json.loads(body)["text"])
+
+    def text(self, text: str) -> dict[str, Any]:
+        """Answers one text."""
+        return self([text])[0]
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Answers one batch."""

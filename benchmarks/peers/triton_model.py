@@ -11,7 +11,7 @@ sys.path[:0] = os.environ["PEER_PATH"].split(os.pathsep)
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from benchmarks.peers.common import Classify
+from benchmarks.peers.common import peer
 
 
 class TritonPythonModel:
@@ -19,13 +19,13 @@ class TritonPythonModel:
 
     def initialize(self, _: dict[str, str]) -> None:
         """Loads the model, in each instance's process."""
-        self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
+        self.classify = peer(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers base64 text with class and probability."""
+        """Answers base64 or a text with class and probability."""
         responses = []
         for request in requests:
-            text = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy()[0].decode()
+            text = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0].decode()
             answer = self.classify.text(text)
             label = np.array([answer["prediction"].encode()], object)
             probability = np.array([answer["probability"]], np.float32)

@@ -1,4 +1,8 @@
-"""Triton with its Python backend, an instance per core; nvidia-pytriton contains the server."""
+"""Triton with its Python backend, an instance per core, no batches; nvidia-pytriton contains the server.
+
+Tried on two cores with 16 and 64 connections, in texts a second: none 61 and 60, dynamic batches of up
+to two 61 and 55. A batch is padded to its longest text.
+"""
 
 import os
 import shutil
@@ -14,7 +18,7 @@ CONFIG = """
 name: "classifier"
 backend: "python"
 max_batch_size: 0
-input [{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }]
+input [{ name: "INPUT" data_type: TYPE_STRING dims: [ 1 ] }]
 output [
   { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] }

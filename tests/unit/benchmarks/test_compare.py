@@ -1,8 +1,10 @@
 """The parts of `python -m benchmarks compare`: tables, environments, the peers' shared work."""
 
 import csv
+import json
 import shutil
 import subprocess
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -154,15 +156,31 @@ def test_numbers_are_checked(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "label"),
+    "answer",
     [
-        (b'{"prediction": "Soup", "probability": 0.9}', "Soup"),
-        (b'{"data": [[{"score": 0.1, "label": "Rice"}, {"score": 0.9, "label": "Soup"}]]}', "Soup"),
-        (b'{"outputs": [{"name": "P", "data": [1]}, {"name": "LABEL", "data": ["Soup"]}]}', "Soup"),
+        b'{"prediction": "Soup", "probability": 0.9}',
+        b'{"data": [[{"score": 0.1, "label": "Rice"}, {"score": 0.9, "label": "Soup"}]]}',
+        b'{"outputs": [{"name": "PROBABILITY", "data": [0.9]}, {"name": "LABEL", "data": ["Soup"]}]}',
     ],
 )
-def test_the_class_is_read_from_every_kind_of_answer(answer: bytes, label: str) -> None:
-    assert servers.prediction(answer) == label
+def test_the_class_is_read_from_every_kind_of_answer(answer: bytes) -> None:
+    assert servers.prediction(answer) == ("Soup", 0.9)
+
+
+@pytest.mark.parametrize(("pipeline", "name"), [("plain", "this service"), ("shared", "mosec")])
+def test_a_server_that_answers_otherwise_stops_the_comparison(
+    pipeline: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = compare.Probe.of_photo(Path(FOOD), pipeline, pictures.jpeg(300, 200))
+    label, probability = probe.answer("plain", "fp32")
+    (server,) = (server for server in servers.SERVERS if server.name == name)
+    for more, agrees in ((0.0009, True), (0.0011, False), (-0.0011, False)):
+        answer = json.dumps({"prediction": label, "probability": probability + more}).encode()
+        monkeypatch.setattr(compare, "post", lambda *_, answer=answer: answer)
+        with nullcontext() if agrees else pytest.raises(SystemExit, match=f"{name} answers "):
+            probe.check(server, "")
+    with pytest.raises(SystemExit):
+        compare.require_same(name, ("other", 0.5), (label, 0.5))
 
 
 def test_an_environment_is_set_up_once_and_again_when_its_packages_change(
@@ -213,7 +231,7 @@ def test_servers_of_texts_are_asked_as_they_want() -> None:
     assert bodies["triton"]["inputs"][0]["data"] == ["a text"]
     for server in servers.TEXT_SERVERS:
         if server.environment:
-            assert server.command[2:] == ("MODEL", "PORT")
+            assert server.command[2:] == ("MODEL", "PORT", "text")
             module = ROOT / f"{server.command[1].replace('.', '/')}.py"
             assert module.is_file()
 
