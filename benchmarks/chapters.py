@@ -5,12 +5,13 @@ plainly as where this one is.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
 from benchmarks import compare_report, gpu_report
-from benchmarks.markdown import Content, markdown
+from benchmarks.markdown import Cell, Content, cell, fastest, groups, markdown, table
 from smallplates.settings import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -52,194 +53,155 @@ def made_by(content: Content) -> str:
 
 def load(content: Content) -> str:
     """The shipped model under several loads, and where the milliseconds go."""
-    model = content["model"]
     served = (
-        f"Precision {model['precision']}, workers: {model['instances']}, web processes: "
-        f"{model['web_processes']}, batch cap: {model['max_batch_size']}."
+        "Precision {precision}, workers: {instances}, web processes: {web_processes}, "
+        "batch cap: {max_batch_size}."
     )
-    rows = []
-    for row in content["results"]:
-        server = row["server_ms"] or {}
-        stages = "/".join(f"{server.get(stage, 0):.1f}" for stage in STAGES)
-        share = f"{row['share_of_limit']:.2f}" if row["share_of_limit"] else ""
-        mark = "" if row["stable"] is not False else " (not stable)"
-        rows.append(
-            [
-                row["load"] + mark,
-                f"{row['per_second']:.0f}",
-                *(f"{row[name]:.1f}" for name in ("p50", "p95", "p99")),
-                stages,
-                f"{row['mean_batch'] or 0:.1f}",
-                share,
-            ]
-        )
-    stages_ms = f"{'/'.join(STAGES)} ms"
-    head = ["load", "1/s", "p50 ms", "p95 ms", "p99 ms", stages_ms, "mean batch", "of the limit"]
-    return f"{served}\n\n{markdown(head, rows)}"
+    columns: dict[str, Cell] = {
+        "load": lambda row: row["load"] + " (not stable)" * (row["stable"] is False),
+        "1/s": "{per_second:.0f}",
+        **{f"{name} ms": f"{{{name}:.1f}}" for name in ("p50", "p95", "p99")},
+        f"{'/'.join(STAGES)} ms": "/".join(f"{{server_ms[{stage}]:.1f}}" for stage in STAGES),
+        "mean batch": "{mean_batch:.1f}",
+        "of the limit": "{share_of_limit:.2f}",
+    }
+    return f"{served.format(**content['model'])}\n\n{table(content['results'], columns)}"
 
 
 def limit(content: Content) -> str:
     """The best layout of each backend and precision, alone and with decoding."""
-    rows = []
-    decode = content["results"]["decode"][-1]
-    rows.append([f"decoding, {decode['instances']} threads", f"{decode['per_second']:.0f}", ""])
-    for what, text in (("infer", "inference alone"), ("whole", "decoding and inference")):
-        figures = content["results"][what]
-        for kind in dict.fromkeys((figure["backend"], figure["precision"]) for figure in figures):
-            same = [f for f in figures if (f["backend"], f["precision"]) == kind]
-            best = max(same, key=lambda figure: figure["per_second"])
-            layout = f"{best['instances']} x {best['threads']} threads, batch {best['batch']}"
-            rows.append([f"{text}, {', '.join(kind)}", f"{best['per_second']:.0f}", layout])
-    return markdown(["in one process, without HTTP", "images/s", "best with"], rows)
+    results = content["results"]
+    rows = [{**results["decode"][-1], "title": "decoding, {instances} threads", "layout": ""}]
+    for name, title in (("infer", "inference alone"), ("whole", "decoding and inference")):
+        best = fastest(results[name], "backend", "precision")
+        more = {
+            "title": f"{title}, {{backend}}, {{precision}}",
+            "layout": "{instances} x {threads} threads, batch {batch}",
+        }
+        rows += [{**row, **more} for row in best]
+    columns: dict[str, Cell] = {
+        "in one process, without HTTP": lambda row: cell(row["title"], row),
+        "images/s": "{per_second:.0f}",
+        "best with": lambda row: cell(row["layout"], row),
+    }
+    return table(rows, columns)
+
+
+OVERLOAD: dict[str, Cell] = {
+    "peak in a closed loop, before and after the overload": (
+        "{peak_per_second:.0f}/s, {peak_per_second_after:.0f}/s"
+    ),
+    "offered": "{offered_per_second:.0f}/s",
+    "answered with 200": "{answered_per_second:.0f}/s, {answered_to_peak:.2f} of the mean peak",
+    "responses": lambda seen: ", ".join(f"{n} x {status}" for status, n in seen["answers"].items()),
+    "median time to a refusal": "{refused_p50_ms:.1f} ms",
+    "refusals without `Retry-After`": ("{refused_without_retry_after} of {refusals_looked_at} checked"),
+    "median latency of a single client, before and after": (
+        "{one_client_p50_ms_before:.1f} ms, {one_client_p50_ms_after:.1f} ms"
+    ),
+    "memory of the service, before, halfway, after": (
+        "{memory_mb_before:.0f}, {memory_mb_halfway:.0f}, {memory_mb_after:.0f} MB"
+    ),
+    "CPU use of the load generator": "{generator_cores:.2f} cores",
+}
 
 
 def overload(content: Content) -> str:
     """What happens beyond the capacity."""
-    seen = content["results"]
-    memory = [f"{seen[f'memory_mb_{when}']:.0f}" for when in ("before", "halfway", "after")]
-    rows = [
-        [
-            "peak in a closed loop, before and after the overload",
-            f"{seen['peak_per_second']:.0f}/s, {seen['peak_per_second_after']:.0f}/s",
-        ],
-        ["offered", f"{seen['offered_per_second']:.0f}/s"],
-        [
-            "answered with 200",
-            f"{seen['answered_per_second']:.0f}/s, {seen['answered_to_peak']:.2f} of the mean peak",
-        ],
-        ["responses", ", ".join(f"{count} x {status}" for status, count in seen["answers"].items())],
-        ["median time to a refusal", f"{seen['refused_p50_ms']:.1f} ms"],
-        [
-            "refusals without `Retry-After`",
-            f"{seen['refused_without_retry_after']} of {seen['refusals_looked_at']} checked",
-        ],
-        [
-            "median latency of a single client, before and after",
-            f"{seen['one_client_p50_ms_before']:.1f} ms, {seen['one_client_p50_ms_after']:.1f} ms",
-        ],
-        ["memory of the service, before, halfway, after", f"{', '.join(memory)} MB"],
-        ["CPU use of the load generator", f"{seen['generator_cores']:.2f} cores"],
-    ]
+    rows = [[title, cell(text, content["results"])] for title, text in OVERLOAD.items()]
     return markdown(["overload", ""], rows)
 
 
 def stress(content: Content) -> str:
     """Mean latency and its standard deviation: instances down, clients across."""
-    cells = {
-        (cell["instances"], cell["seen"]["simultaneous_clients"]): cell for cell in content["results"]
-    }
-    clients = sorted({key[1] for key in cells})
-    rows = []
-    for instances in sorted({key[0] for key in cells}):
-        seen = [cells[instances, count]["seen"] for count in clients]
-        memory = max(cells[instances, count]["memory_mb"] for count in clients)
-        rows.append(
-            [
-                str(instances),
-                *(f"{s['mean_ms']:.0f} ± {s['sd_ms']:.0f}" for s in seen),
-                f"{memory:.0f} MB",
-            ]
-        )
-    columns = [f"{count} client{'s' * (count > 1)}, ms" for count in clients]
-    return markdown(["instances", *columns, "memory"], rows)
+    rows = [
+        {
+            "instances": instances,
+            "memory_mb": max(row["memory_mb"] for row in same),
+            "by_clients": {row["seen"]["simultaneous_clients"]: row["seen"] for row in same},
+        }
+        for (instances,), same in groups(content["results"], "instances").items()
+    ]
+    columns: dict[str, Cell] = {"instances": "{instances}"}
+    for count in rows[0]["by_clients"]:
+        seen = f"by_clients[{count}]"
+        title = f"{count} client{'s' * (count > 1)}, ms"
+        columns[title] = f"{{{seen}[mean_ms]:.0f}} ± {{{seen}[sd_ms]:.0f}}"
+    return table(rows, {**columns, "memory": "{memory_mb:.0f} MB"})
 
 
 def jobs(content: Content) -> str:
     """A model in every job against one service for all."""
-    rows = [
-        [
-            row["arrangement"],
-            f"{row['start_s']:.1f} s" if row["instances"] else "",
-            f"{row['seconds']:.1f} s",
-            f"{row['images_per_second']:.2f}",
-            f"{row['cpu_percent']:.0f} %",
-            f"{row['memory_mb']:.0f} MB",
-        ]
-        for row in content["results"]
-    ]
-    head = ["arrangement", "service start", "jobs", "images/s", "highest CPU", "highest memory"]
-    return markdown(head, rows)
+    columns: dict[str, Cell] = {
+        "arrangement": "{arrangement}",
+        "service start": lambda row: f"{row['start_s']:.1f} s" * (row["instances"] > 0),
+        "jobs": "{seconds:.1f} s",
+        "images/s": "{images_per_second:.2f}",
+        "highest CPU": "{cpu_percent:.0f} %",
+        "highest memory": "{memory_mb:.0f} MB",
+    }
+    return table(content["results"], columns)
 
 
 def scale(content: Content) -> str:
     """Web processes beside workers that sleep, and what more cores would handle."""
     results = content["results"]
-    measured = [
-        [
-            f"{row['sleep ms']:g} ms",
-            str(row["web processes"]),
-            f"{row['1/s']:.0f}/s, p99 {row['p99 ms']:.0f} ms",
-            " / ".join(f"{row[f'{part} ms']:.2f}" for part in ("web", "worker", "wrk")),
-            " / ".join(f"{row[f'{part} busy']:.0%}" for part in ("web", "workers", "machine")),
-            row["limit"],
-        ]
-        for row in results["measured"]
-    ]
-    head = ["a worker sleeps", "web processes", "requests", "CPU ms per request: web / worker / wrk"]
+    columns: dict[str, Cell] = {
+        "a worker sleeps": "{sleep ms:g} ms",
+        "web processes": "{web processes}",
+        "requests": "{1/s:.0f}/s, p99 {p99 ms:.0f} ms",
+        "CPU ms per request: web / worker / wrk": "{web ms:.2f} / {worker ms:.2f} / {wrk ms:.2f}",
+        "busy: web / workers / machine": "{web busy:.0%} / {workers busy:.0%} / {machine busy:.0%}",
+        "limit": "{limit}",
+    }
     workers = ", ".join(f"{ms:.2f} ms in {name}" for name, ms in results["worker_ms"].items())
     parts = [
         SLEEPING.strip(),
-        markdown([*head, "busy: web / workers / machine", "limit"], measured),
+        table(results["measured"], columns),
         CALCULATION.strip().format(**results, workers=workers),
-        markdown(
-            list(results["calculated"][0]),
-            [list(map(str, row.values())) for row in results["calculated"]],
-        ),
+        plain(results["calculated"]),
     ]
     return "\n\n".join(parts)
 
 
+def plain(rows: Sequence[Content]) -> str:
+    """A table of all fields as they are."""
+    return table(rows, {name: itemgetter(name) for name in rows[0]})
+
+
 def neighbours(content: Content) -> str:
     """A model beside idle ones, and one beside a model that is flooded."""
-    seen = content["results"]
-    ratios: dict[int, list[float]] = {}
-    for row in seen["idle"]:
-        ratios.setdefault(row["connections"], []).append(row["ratio"])
-    idle = [
-        [
-            str(count),
-            str(len(values)),
-            f"{median(values):.3f}",
-            f"{min(values):.2f} to {max(values):.2f}",
-        ]
-        for count, values in ratios.items()
+    pairs = [
+        {"connections": count, "ratios": sorted(row["ratio"] for row in same)}
+        for (count,), same in groups(content["results"]["idle"], "connections").items()
     ]
-    flooded = [
-        [
-            *(f"{row[f'{part} {when}']:.1f}" for when in ("alone", "beside") for part in ("p50", "p99")),
-            *(f"{row[name]:.1f}" for name in ("batch", "limit")),
-            f"{row['photos a second']:.0f}",
-            f"{row['failed']:.0f}",
-        ]
-        for row in seen["flooded"]
-    ]
-    head = ["p50 alone, ms", "p99 alone", "p50 beside", "p99 beside", "a batch", "limit of p99"]
-    return "\n\n".join(
-        [
-            markdown(["connections", "pairs", "beside to alone, median", "all pairs"], idle),
-            markdown([*head, "photos a second", "failed"], flooded),
-        ]
-    )
+    idle: dict[str, Cell] = {
+        "connections": "{connections}",
+        "pairs": lambda row: len(row["ratios"]),
+        "beside to alone, median": lambda row: f"{median(row['ratios']):.3f}",
+        "all pairs": lambda row: f"{row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f}",
+    }
+    flooded: dict[str, Cell] = {
+        "p50 alone, ms": "{p50 alone:.1f}",
+        **{name: f"{{{name}:.1f}}" for name in ("p99 alone", "p50 beside", "p99 beside")},
+        "a batch": "{batch:.1f}",
+        "limit of p99": "{limit:.1f}",
+        "photos a second": "{photos a second:.0f}",
+        "failed": "{failed:.0f}",
+    }
+    return f"{table(pairs, idle)}\n\n{table(content['results']['flooded'], flooded)}"
 
 
 def gpu(content: Content) -> str:
     """Both backends on a GPU, alone and served."""
-    return gpu_report.markdown_of(content["results"])
+    return gpu_report.report(content["results"])
 
 
 RENDERERS: dict[str, Callable[[Content], str]] = {
-    "compare": compare_report.compare,
-    "compare-text": compare_report.compare,
-    "compare-bf16": compare_report.compare,
-    "compare-text-bf16": compare_report.compare,
-    "load": load,
-    "limit": limit,
-    "overload": overload,
-    "stress": stress,
-    "jobs": jobs,
-    "neighbours": neighbours,
-    "scale": scale,
-    "gpu": gpu,
+    **dict.fromkeys(
+        ("compare", "compare-text", "compare-bf16", "compare-text-bf16"), compare_report.compare
+    ),
+    **{part.__name__: part for part in (load, limit, overload, stress, jobs, neighbours, scale, gpu)},
 }
 """Results file -> what renders its figures; docs/performance.md has a place for each."""
 
@@ -261,12 +223,8 @@ def chapter(name: str, folder: Path = RESULTS) -> str:
 
 def ray(folder: Path = RESULTS) -> str:
     """Returns what Ray Serve's ingress costs, with the model in fp32 and in int8."""
-    parts = []
-    for name in ("ray", "ray-int8"):
-        content = read(folder, name)
-        rows = [[str(value) for value in row.values()] for row in content["results"]]
-        parts += [made_by(content), markdown(list(content["results"][0]), rows)]
-    return "\n\n".join(parts)
+    contents = [read(folder, name) for name in ("ray", "ray-int8")]
+    return "\n\n".join(f"{made_by(content)}\n\n{plain(content['results'])}" for content in contents)
 
 
 def headline(folder: Path = RESULTS) -> str:

@@ -243,7 +243,7 @@ def main(
     else:
         probe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
     results = measure(contents, without_http, servers, rounds, seconds, start, loads, probe)
-    typer.echo(table.text(results))
+    report.print_table("compare", table.lines(results), table.notes(results))
     what = f"--photo {photo.name} --pipeline {pipeline.value}" if task is Task.IMAGE else "--task text"
     command = (
         f"python -m benchmarks compare {what} --model {served.name} --rounds {rounds} "

@@ -142,6 +142,6 @@ def main(
     figures["served"] += [served(package, LARGE, data, motor, full=False) for package in PACKAGES]
     if motor == "wrk" and rounds:
         figures["peers"] = against(data, rounds, 5)
-    typer.echo(gpu_report.markdown_of(figures))
+    typer.echo(gpu_report.report(figures))
     if json_file:
         write_results(json_file, report.command(), figures)

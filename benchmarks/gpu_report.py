@@ -1,74 +1,60 @@
 """Tables of the figures that `gpu.py` measures, for the terminal and for docs/performance.md."""
 
-from typing import Any
+from benchmarks.markdown import Cell, Content, fastest, table
+from benchmarks.table import lines
 
-from benchmarks import table
-from benchmarks.markdown import markdown
+ALONE: dict[str, Cell] = {
+    "device alone": "{model}, {backend}",
+    "precision": "{precision}",
+    "launched as": lambda row: "graphs" if row["graphs"] else "kernels",
+    "pictures/s": "{per_second:.0f}",
+    "at batch": "{batch}",
+}
 
-Row = dict[str, Any]
 
-
-def markdown_of(figures: Row) -> str:
+def report(figures: Content) -> str:
     """Returns all tables as Markdown."""
-    gpu = figures["gpu"]
-    parts = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}.", alone(figures["alone"])]
+    kinds = fastest(figures["alone"], "model", "backend", "precision", "graphs")
+    parts = ["{name}, {memory}, driver {driver}.".format(**figures["gpu"]), table(kinds, ALONE)]
     parts += [served(figures), *shares_of_device(figures)]
     if "peers" in figures:
-        head, *rows = (list(line) for line in (table.HEAD, *table.lines(figures["peers"])))
-        parts.append(markdown(head, rows))
+        rows = lines(figures["peers"])
+        parts.append(table(rows, {name: f"{{{name}}}" for name in rows[0]}))
     return "\n\n".join(parts)
 
 
-def alone(rows: list[Row]) -> str:
-    """Returns the table of the best batch of each backend, precision and way to launch kernels."""
-    kinds = dict.fromkeys((r["model"], r["backend"], r["precision"], r["graphs"]) for r in rows)
-    lines = []
-    for kind in kinds:
-        same = [r for r in rows if (r["model"], r["backend"], r["precision"], r["graphs"]) == kind]
-        best = max(same, key=lambda row: float(row["per_second"]))
-        name, backend, precision, graphs = kind
-        launched = "graphs" if graphs else "kernels"
-        lines.append(
-            [f"{name}, {backend}", precision, launched, f"{best['per_second']:.0f}", str(best["batch"])]
-        )
-    return markdown(["device alone", "precision", "launched as", "pictures/s", "at batch"], lines)
-
-
-def served(figures: Row) -> str:
+def served(figures: Content) -> str:
     """Returns the table of the service's rates, its ratios to other figures, and its latencies."""
     decoding = figures["decoding"]["per_second"]
-    lines = []
+    rows = []
     for row in figures["served"]:
-        raw = row["raw"]["per_second"]
-        cells = [f"{row['model']}, {row['backend']}", f"{raw:.0f}", f"{raw / decoding:.2f}"]
+        rate = row["raw"]["per_second"]
+        row = {**row, "share": rate / decoding, "base64": None, "p99": None, "median": None}
         if "json" in row:
-            cells += [
-                f"{row['json']['per_second'] / raw:.2f}",
-                f"{row['half']['p99']:.1f}",
-                f"{row['most']['p50'] / row['one']['p50']:.2f}",
-            ]
-        lines.append([*cells, *[""] * (6 - len(cells))])
-    head = [
-        "served, 256 connections",
-        "raw JPEG, 1/s",
-        f"of decoding alone ({decoding:.0f}/s)",
-        "base64, of raw",
-        "p99 at half, ms",
-        "median at 80 %, of unloaded",
-    ]
-    return markdown(head, lines)
+            row["base64"] = row["json"]["per_second"] / rate
+            row["p99"], row["median"] = row["half"]["p99"], row["most"]["p50"] / row["one"]["p50"]
+        rows.append(row)
+    columns: dict[str, Cell] = {
+        "served, 256 connections": "{model}, {backend}",
+        "raw JPEG, 1/s": "{raw[per_second]:.0f}",
+        f"of decoding alone ({decoding:.0f}/s)": "{share:.2f}",
+        "base64, of raw": "{base64:.2f}",
+        "p99 at half, ms": "{p99:.1f}",
+        "median at 80 %, of unloaded": "{median:.2f}",
+    }
+    return table(rows, columns)
 
 
-def shares_of_device(figures: Row) -> list[str]:
+def shares_of_device(figures: Content) -> list[str]:
     """Returns the service's share of the device's own throughput at the batch size it chose."""
     shares = []
     for entry in figures["served"]:
         described = entry["described"]
+        kind = entry["model"], entry["backend"], described["precision"], described["max_batch_size"]
         same = [
             row["per_second"]
             for row in figures["alone"]
-            if (row["model"], row["backend"], row["precision"], row["batch"])
-            == (entry["model"], entry["backend"], described["precision"], described["max_batch_size"])
+            if (row["model"], row["backend"], row["precision"], row["batch"]) == kind
         ]
         if same:
             share = entry["raw"]["per_second"] / max(same)

@@ -18,10 +18,13 @@ IN_PROCESS = "in process, no HTTP"
 ENDS = {"fp32": "", "int8": ", int8", "bf16": ", bf16"}
 """End of the names by precision."""
 
-COLUMNS = {"p50_ms": 1, "p99_ms": 0, "cpu_s_per_1000": 2, "memory_mb": 0}
+COLUMNS = {
+    "p50 ms": ("p50_ms", 1),
+    "p99 ms": ("p99_ms", 0),
+    "CPU s/1000": ("cpu_s_per_1000", 2),
+    "MB": ("memory_mb", 0),
+}
 """Figures of a round beside the rate, with their digits."""
-
-HEAD = ("server", "load", "per second", "p50 ms", "p99 ms", "CPU s/1000", "MB", "ours/its", "failed")
 
 
 def keep(results: Results, name: str, loads: Loads) -> None:
@@ -76,39 +79,28 @@ def shares(results: Results, name: str) -> Row:
     }
 
 
-def lines(results: Results) -> list[tuple[str, ...]]:
-    """Returns a line of text per server and load."""
-    table_lines = []
+def lines(results: Results) -> list[dict[str, str]]:
+    """Returns a row of the table for each server and load, with ranges over several rounds."""
+    rows_of_text = []
     for name, loads in results.items():
         for load, rows in loads.items():
-            figures = [spread(rows, key, d) if key in rows[0] else "" for key, d in COLUMNS.items()]
             ours = results.get(reference(name), {}).get(load)
-            ratio = spread(ratios(ours, rows), "ratio", 2) if ours else ""
-            failed = f"{sum(row['failed'] for row in rows):.0f}" if "failed" in rows[0] else ""
-            table_lines.append((name, load, spread(rows, "per_second", 1), *figures, ratio, failed))
-    return table_lines
+            row = {"server": name, "load": load, "per second": spread(rows, "per_second", 1)}
+            for title, (key, digits) in COLUMNS.items():
+                row[title] = spread(rows, key, digits) if key in rows[0] else ""
+            row["ours/its"] = spread(ratios(ours, rows), "ratio", 2) if ours else ""
+            row["failed"] = f"{sum(r['failed'] for r in rows):.0f}" if "failed" in rows[0] else ""
+            rows_of_text.append(row)
+    return rows_of_text
 
 
-def aligned(rows: list[tuple[str, ...]]) -> str:
-    """Formats columns as wide as their widest cell, the first one aligned left, all others right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-
-
-def text(results: Results) -> str:
-    """Formats the whole table, with ranges where there are several rounds, and shares of the limit."""
-    reached = [
+def notes(results: Results) -> list[str]:
+    """Returns this service's shares of the best rate in process."""
+    return [
         f"{name}: {share:.2f} of the best rate in process at {load}"
         for name in (REFERENCE + end for end in ENDS.values())
         for load, share in shares(results, name).items()
     ]
-    return "\n".join([aligned([HEAD, *lines(results)]), *reached])
 
 
 def plot_load(axes: "Axes", results: Results, load: str) -> None:
