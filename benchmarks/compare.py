@@ -132,14 +132,14 @@ def measure_server(
 
 def measure_load(served: Running, bodies: list[bytes], connections: int, seconds: float) -> table.Row:
     """Returns the figures of wrk, the server's CPU time for a thousand answers, and its memory after."""
-    before = cpu_seconds(tree(served.pid))
+    before = cpu_seconds(tree(served.keeper_pid))
     load = wrk.run(served.url, bodies, connections, seconds)
-    processes = tree(served.pid)
+    after = cpu_seconds(tree(served.keeper_pid))
     return {
         **asdict(load),
         "per_second": load.per_second,
-        "cpu_s_per_1000": 1000 * (cpu_seconds(processes) - before) / max(1, load.requests),
-        "memory_mb": memory_mb(processes[1:]),  # without the keeper
+        "cpu_s_per_1000": 1000 * (after - before) / max(1, load.requests),
+        "memory_mb": memory_mb(served.processes()),
     }
 
 

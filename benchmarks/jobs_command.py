@@ -2,23 +2,41 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from tqdm import tqdm
 
-from benchmarks import jobs_report, model
+from benchmarks import model
 from benchmarks.jobs import Backend, Outcome, Progress, centralised, decentralised
+from smallplates.cli.load import report
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.options import numbers
 from smallplates.settings import ROOT
 from smallplates.system import cpus
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SAMPLES = ROOT / "flask_app" / "static" / "samples"
 CLASSES = 1000
 
+PLOTTED = {"images_per_second": "images per second", "memory_mb": "highest memory, MB"}
+
 Measurement = Callable[[Progress], Outcome]
+
+
+def bars(axes: "Axes", rows: Sequence[dict[str, Any]], key: str, title: str) -> None:
+    """Draws a figure of each arrangement; those with a service are blue."""
+    names = [f"{row['arrangement']} ({row['backend']})" for row in rows]
+    colours = ["tab:blue" if row["instances"] else "tab:orange" for row in rows]
+    drawn = axes.barh(names, [row[key] for row in rows], color=colours)
+    axes.bar_label(drawn, fmt="%.3g", padding=3)
+    axes.set(title=title, xlabel=PLOTTED[key])
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
 
 
 def model_folder(chosen: Path | None, architecture: str) -> Path:
@@ -91,7 +109,10 @@ def main(
     ]
     with tqdm(total=images * len(measurements), desc="jobs", mininterval=1) as bar:
         outcomes = [measurement(bar.update) for measurement in measurements]
-    typer.echo(jobs_report.table(outcomes))
+    report.print_table(
+        "a model in every job, and one service for all", [outcome.row() for outcome in outcomes]
+    )
+    rows = [{name: v for name, v in vars(outcome).items() if name != "answers"} for outcome in outcomes]
     command = (
         f"python -m benchmarks jobs --images {images} --at-once {at_once} --instances {instances} "
         f"--max-batch-size {max_batch_size} --max-queue-delay-us {max_queue_delay_us} "
@@ -100,6 +121,7 @@ def main(
     if json_file:
         write_results(json_file, command, [asdict(outcome) for outcome in outcomes])
     if csv_file:
-        jobs_report.write_csv(csv_file, outcomes)
+        report.write_csv(csv_file, rows)
     if plot:
-        jobs_report.draw(outcomes, plot, f"{folder.name}, {images} jobs on {cpus.usable()} cores")
+        title = f"{folder.name}, {images} jobs on {cpus.usable()} cores"
+        report.save_picture(plot, *(partial(bars, rows=rows, key=key, title=title) for key in PLOTTED))

@@ -79,7 +79,7 @@ def measure(
         url = f"http://127.0.0.1:{port}{request.path}"
         wait_for_answer(url, request.body, on_ray, START_S)
         servers = {
-            ALONE: (alone.url + request.path, alone.pid),
+            ALONE: (alone.url + request.path, alone.keeper_pid),
             arrangement.proxy: (url, on_ray.keeper.pid),
         }
         for target, _ in servers.values():

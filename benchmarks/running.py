@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
+
 from benchmarks.environments import python_for
 from benchmarks.servers import Pipeline, Server
+from benchmarks.usage import tree
 from smallplates.settings import ROOT
 
 END_S = 60
 """Longer than `keeper` can take."""
 
 LOG_CHARACTERS = 2000
-JSON = "application/json"
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,11 @@ class Running:
     """Server that answers."""
 
     url: str
-    pid: int
-    """Process that started all others: its main process, or its keeper."""
+    keeper_pid: int
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns all processes of the server."""
+        return tree(self.keeper_pid)[1:]
 
 
 def free_port() -> int:
@@ -74,23 +79,21 @@ def program(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
             keeper.wait(END_S)
 
 
-def post(url: str, body: bytes, content_type: str = JSON) -> bytes:
-    """Posts once, never through a proxy; returns the body of the answer. Raises OSError."""
+def post(url: str, body: bytes | None) -> bytes:
+    """Posts once, never through a proxy; None: GET. Returns the body of the answer. Raises OSError."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, body, {"Content-Type": content_type})  # noqa: S310
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
     with opener.open(request, timeout=20) as response:
         content: bytes = response.read()
         return content
 
 
-def wait_for_answer(
-    url: str, body: bytes, started: Program, seconds: float, content_type: str = JSON
-) -> bytes:
+def wait_for_answer(url: str, body: bytes | None, started: Program, seconds: float) -> bytes:
     """Returns the first answer that is not an error. Raises RuntimeError with the program's output."""
     end = time.monotonic() + seconds
     while True:
         try:
-            return post(url, body, content_type)
+            return post(url, body)
         except OSError as error:
             if started.keeper.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"no answer at {url}: {error}\n{started.end_of_log()}") from error

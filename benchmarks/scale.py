@@ -115,11 +115,11 @@ def run(
     ) as served:
         url = served.url + request.path
         wrk.run(url, request.body, connections, WARM_UP_S, request.headers)
-        before = cpu_by_part(served.pid)
+        before = cpu_by_part(served.keeper_pid)
         psutil.cpu_percent()
         load = wrk.run(url, request.body, connections, seconds, request.headers)
         machine_busy = psutil.cpu_percent() / 100  # since the call before
-        after = cpu_by_part(served.pid)
+        after = cpu_by_part(served.keeper_pid)
     cpu = {part: after[part] - before[part] for part in before}
     return figures(case, load, cpu, instances, machine_busy)
 

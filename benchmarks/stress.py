@@ -21,7 +21,7 @@ import typer
 from tqdm import tqdm
 
 from benchmarks import service
-from benchmarks.usage import memory_mb, tree
+from benchmarks.usage import memory_mb
 from smallplates.cli.load import payloads, report
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.options import numbers
@@ -134,7 +134,7 @@ def table(
             stress(served.url, photo, 1, 1, 5)  # warm
             for simultaneous in clients:
                 seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
-                cells.append(Cell(count, memory_mb(tree(served.pid)), seen))
+                cells.append(Cell(count, memory_mb(served.processes()), seen))
     return cells
 
 

@@ -74,11 +74,6 @@ class Usage:
         with self._lock:
             self._roots[pid] = itself
 
-    def remove(self, pid: int) -> None:
-        """Stops watching a process."""
-        with self._lock:
-            self._roots.pop(pid, None)
-
     def _run(self) -> None:
         pause = INTERVAL_S
         while not self._stop.wait(pause):

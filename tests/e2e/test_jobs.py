@@ -110,7 +110,6 @@ def test_usage_sees_a_process_and_those_below_it() -> None:
             start = usage.looks
             while usage.looks < start + 3:
                 assert process.poll() is None
-            usage.remove(process.pid)
             process.communicate(b"\n")
         memory[itself] = usage.memory_mb
     assert memory[True] > memory[False] > 0
