@@ -14,6 +14,7 @@ from flask_app.api_client import Answer, ApiClient, Visit
 from flask_app.errors import ApiAnswerError, ApiError
 from flask_app.settings import Settings
 from tests.browser.stub_api import SURE, TIMES, Reply, StubApi, error, until
+from tests.triton_answers import failure
 
 PHOTO = b"\xff\xd8 a photo"
 VISIT = Visit("id-1")
@@ -62,6 +63,18 @@ def test_failures(
     if isinstance(caught.value, ApiAnswerError):
         assert caught.value.body()["request_id"] == "stub-1"
     assert len(stub.asked) == len(replies)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_photo_that_triton_refuses_or_a_model_that_is_not_there(stub: StubApi, status: int) -> None:
+    """The rest of that protocol is in tests/e2e/test_page_triton.py."""
+    stub.usual, stub.ready = failure(status, "not a JPEG"), Reply(200, b"")
+    with closing(ApiClient(Settings(api_url=stub.url, api_protocol="triton"))) as triton:
+        for expected in ((status, "invalid_image"), (503, "unavailable")):
+            with pytest.raises(ApiError) as caught:
+                predict(triton)
+            assert (caught.value.status, caught.value.code) == expected
+            stub.ready = failure(status, "Request for unknown model")
 
 
 def test_down(stub: StubApi, client: ApiClient) -> None:

@@ -2,20 +2,13 @@
 answers. How it looks and what visitors can do is in tests/browser.
 """
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
 from flask_app.answers import pieces
-from tests.browser.page_app import page_app
 from tests.browser.stub_api import Reply, StubApi, error
 from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve
 
@@ -232,29 +225,3 @@ def test_a_model_without_an_example_cannot_be_tested(stub: StubApi, client: Flas
     page = client.get("/test")
     assert page.status_code == 400
     assert "This model has no example request." in page.text
-
-
-def shown(html: str, kind: str) -> str:
-    """Returns one kind of the code that visitors copy."""
-    return unescape(html.partition(f'<code class="{kind}">')[2].partition("</code>")[0])
-
-
-@pytest.mark.parametrize("program", ["python", "curl"])
-@pytest.mark.parametrize("text", ['It\'s a "wonderful" $day, \\o/', "w" * 5000], ids=["short", "long"])
-def test_the_code_to_copy_asks_as_the_page_does(
-    stub: StubApi, tmp_path: Path, text: str, program: str
-) -> None:
-    if program == "curl" and not shutil.which("curl"):
-        pytest.skip("curl is not installed")
-    serve(stub, SENTIMENT)
-    with page_app(stub, api_key="k-1") as app:
-        page = app.test_client().post("/ask", data={"text": text}).get_json()["page"]
-    code = shown(page["html"], program)
-    command = [sys.executable, "-c", code] if program == "python" else ["bash", "-c", code]
-    (tmp_path / "request.json").write_text(json.dumps({"text": text}))
-    env = {**os.environ, "API_KEY": "k-1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    by_page, by_code = stub.asked
-    assert (by_code.path, by_code.body) == (by_page.path, by_page.body)
-    assert by_code.headers["Authorization"] == "Bearer k-1"
