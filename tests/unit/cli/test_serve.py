@@ -71,37 +71,32 @@ def test_several_models_and_their_names(started: dict[str, object], tmp_path: Pa
     assert started["page"] is None
     assert call(second, "--served-model-name", "third") == (0, "")
     assert started["models"] == ["third"]
-    code, said = call(first, second, "--served-model-name", "third")
-    assert (code, said) == (1, "smallplates serve: --served-model-name needs exactly one model, not 2\n")
+    refused(first, second, "--served-model-name=third", words=["exactly one model, not 2"])
 
 
-def test_a_folder_served_alone_may_have_any_name(started: dict[str, object], tmp_path: Path) -> None:
+def refused(*arguments: str | Path, words: list[str]) -> str:
+    """Checks that `smallplates serve` says so in one sentence, and returns that."""
+    code, said = call(*arguments)
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith("smallplates serve: ")
+    assert all(word in said for word in words), said
+    return said
+
+
+def test_a_folder_may_have_any_name(started: dict[str, object], tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "a=b,c", "odd")
     assert call(folder) == (0, "")
     assert started["models"] == ["odd"]
-    code, said = call(folder, model_folder(tmp_path / "d", "even"))
-    assert code == 1
-    assert "contains a comma" in said
-    assert "serve this model alone" in said
-    code, said = call(f"mood={folder}")
-    assert code == 1
-    assert "rename it" in said
-    assert "serve this model alone" not in said
-
-
-def test_a_name_is_for_a_folder_whose_own_name_cannot_be_a_models(
-    started: dict[str, object], tmp_path: Path
-) -> None:
-    folder = tmp_path / "caf\xe9 v2"
-    folder.mkdir()
-    (folder / "model.onnx").touch()
-    for arguments in ([f"mood={folder}"], [folder, "--served-model-name=mood"]):
+    other = model_folder(tmp_path / "d", "even")
+    refused(folder, other, words=["contains a comma", "serve this model alone"])
+    assert "alone" not in refused(f"mood={folder}", words=["rename it"])
+    unnamed = tmp_path / "caf\xe9 v2"  # no name of a model
+    unnamed.mkdir()
+    (unnamed / "model.onnx").touch()
+    for arguments in ([f"mood={unnamed}"], [unnamed, "--served-model-name=mood"]):
         assert call(*arguments) == (0, "")
         assert started["models"] == ["mood"]
-    code, said = call(folder)
-    assert code == 1
-    assert "rename it" in said
-    assert "NAME=FOLDER" in said
+    refused(unnamed, words=["rename it", "NAME=FOLDER"])
 
 
 def test_an_id_of_the_hub_is_served_by_its_name(
@@ -123,11 +118,7 @@ def test_an_id_of_the_hub_is_served_by_its_name(
     assert call("org/mood", "--revision=v2", "--precision=int8") == (0, "")
     assert fetched[0] == ("org/mood", None, ["onnx"])
     assert fetched[-1] == ("org/mood", "v2", ["onnx", "int8"])
-    code, said = call(folder, "--revision=v2")
-    assert (code, said) == (
-        1,
-        "smallplates serve: --revision needs a model id of the Hugging Face Hub\n",
-    )
+    refused(folder, "--revision=v2", words=["--revision needs a model id"])
 
 
 @pytest.mark.usefixtures("started")
@@ -147,25 +138,18 @@ def test_an_option_beats_the_environment_which_beats_model_json(
     assert (of_model().queue_size, of_model().instances, of_model().precision) == (9, 1, "int8")
 
 
-def test_a_key_comes_from_a_file(started: dict[str, object], tmp_path: Path) -> None:
+def test_keys_and_passwords_come_from_files(started: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    assert call("--api-key-file", tmp_path / "key") == (0, "")
+    options = {
+        "--api-key-file": "--api-key-file cannot be read",
+        "--ui-password-file": "UI_PASSWORD_FILE: ",
+    }
+    assert call(*(f"{name}={tmp_path / 'key'}" for name in options)) == (0, "")
     assert os.environ["SERVING_API_KEY"] == os.environ["UI_API_KEY"] == "secret"
-    assert started["models"] == ["food11"]
-    code, said = call("--api-key-file", tmp_path / "none")
-    assert code == 1
-    assert "--api-key-file cannot be read" in said
-
-
-def test_the_page_gets_the_file_of_its_password(started: dict[str, object], tmp_path: Path) -> None:
-    (tmp_path / "password").write_text("secret\n")
-    assert call("--ui-password-file", tmp_path / "password") == (0, "")
     assert isinstance(started["page"], PageSettings)
-    assert started["page"].password_file == PageSettings().password_file == tmp_path / "password"
-    code, said = call("--ui-password-file", tmp_path / "none")
-    assert code == 1
-    assert "UI_PASSWORD_FILE: " in said
-    assert len(said.splitlines()) == 1
+    assert started["page"].password_file == PageSettings().password_file == tmp_path / "key"
+    for name, words in options.items():
+        refused(name, tmp_path / "none", words=[words])
 
 
 @pytest.mark.parametrize(
@@ -177,13 +161,15 @@ def test_the_page_gets_the_file_of_its_password(started: dict[str, object], tmp_
         (["--host=192.0.2.1", "--port=0"], "cannot listen on SERVING_HOST=192.0.2.1 SERVING_PORT=0: "),
         (["--port=0", "--ui-host=a..b"], "cannot listen on UI_HOST=a..b UI_PORT=0: "),
         (["--host", "\xe9" * 70, "--port=0"], "cannot listen on SERVING_HOST=\xe9"),
+        ([], "smallplates serve: SERVING_QUEUE_SIZE: Input should be"),
     ],
 )
-def test_a_mistake_is_one_sentence(started: dict[str, object], arguments: list[str], words: str) -> None:
-    code, said = call(*arguments)
-    assert code == 1
-    assert words in said
-    assert said.count("\n") == 1
+def test_a_mistake_is_one_sentence(
+    started: dict[str, object], monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    if not arguments:
+        monkeypatch.setenv("SERVING_QUEUE_SIZE", "0")
+    refused(*arguments, words=[words])
     assert not started
 
 
@@ -192,17 +178,8 @@ def test_the_port_of_another_program_is_refused(started: dict[str, object], pref
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         os.environ[f"{prefix}_PORT"] = port
-        code, said = call()
-    place = f"{prefix}_HOST=127.0.0.1 {prefix}_PORT={port}"
-    assert (code, said) == (1, f"smallplates serve: cannot listen on {place}: Address already in use\n")
-    assert not started
-
-
-def test_another_mistake_names_the_variable(
-    started: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVING_QUEUE_SIZE", "0")
-    assert call()[1].startswith("smallplates serve: SERVING_QUEUE_SIZE: Input should be")
+        place = f"{prefix}_HOST=127.0.0.1 {prefix}_PORT={port}"
+        refused(words=[f"cannot listen on {place}: Address already in use"])
     assert not started
 
 
@@ -224,11 +201,8 @@ def test_help_is_short() -> None:
     assert "default 8000" in said
 
 
-def test_other_programs_are_told_where_to_be_reached() -> None:
+def test_addresses_and_ports_for_other_programs() -> None:
     hosts = ("0.0.0.0", "::", "::1", "a.b")  # noqa: S104
     assert [processes.reachable(host) for host in hosts] == [*("127.0.0.1", "127.0.0.1", "[::1]", "a.b")]
-
-
-def test_a_free_port_is_free() -> None:
     first, second = (serve.usable_port("UI", "127.0.0.1", 0) for _ in range(2))
     assert first != second > 0

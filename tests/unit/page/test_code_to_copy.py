@@ -18,7 +18,7 @@ from tests.triton_answers import config, outputs
 
 PROGRAMS = [
     "python",
-    pytest.param("curl", marks=pytest.mark.skipif(not shutil.which("curl"), reason="")),
+    pytest.param("curl", marks=pytest.mark.skipif(not shutil.which("curl"), reason="curl is missing")),
 ]
 
 
