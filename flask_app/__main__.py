@@ -57,11 +57,11 @@ def main() -> int:
 
 def warn_of_unknown_variables() -> None:
     """Logs a line for each UI_ variable that has no effect, with the setting whose name is nearest."""
-    known = [field.upper() for field in Settings.model_fields]
+    fields = [field.upper() for field in Settings.model_fields]
     for name, value in os.environ.items():
         prefix, _, own = name.upper().partition("_")
-        if prefix == "UI" and own not in known and not NOT_OURS.fullmatch(f"{name}={value}"):
-            nearest = "".join(f"; the nearest is UI_{n}" for n in get_close_matches(own, known, 1))
+        if prefix == "UI" and own not in fields and not NOT_OURS.fullmatch(f"{name}={value}"):
+            nearest = "".join(f"; the nearest is UI_{n}" for n in get_close_matches(own, fields, 1))
             logger.warning("no setting has the name %s%s", name, nearest)
 
 

@@ -58,11 +58,11 @@ class Outcome:
     def table(self) -> Any:
         """The answer's JSON with `Attachment` in the place of base64."""
         schema = resolve(self.model.answer_schema, self.model.answer_schema)
-        declared = schema.get("properties", {})
+        properties = schema.get("properties", {})
         if not isinstance(self.answer.body, dict):
-            return attached(self.answer.body, schema)
+            return attachment_of(self.answer.body, schema)
         return {
-            label_of(name, declared.get(name, {})): attached(value, declared.get(name, {}))
+            label_of(name, properties.get(name, {})): attachment_of(value, properties.get(name, {}))
             for name, value in self.answer.body.items()
         }
 
@@ -172,7 +172,7 @@ def kind_of(place: int, spans: Sequence[tuple[int, int]]) -> Literal["best", "ot
     return "other" if any(inside) else ""
 
 
-def attached(value: Any, schema: Mapping[str, Any]) -> Any:  # Any: JSON
+def attachment_of(value: Any, schema: Mapping[str, Any]) -> Any:  # Any: JSON
     """Returns an `Attachment` for base64, everything else as it is."""
     if not isinstance(value, str) or "base64" not in (
         schema.get("contentEncoding"),

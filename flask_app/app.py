@@ -99,8 +99,8 @@ def note_visit() -> None:
 
 def check_password(password: bytes) -> None:
     """Raises PageError unless the request has the password; health checks need none."""
-    given = request.authorization
-    text = given.password if given is not None and given.type == "basic" else None
+    credentials = request.authorization
+    text = credentials.password if credentials is not None and credentials.type == "basic" else None
     matches = hmac.compare_digest((text or "").encode(), password)
     if not matches and request.endpoint != "healthz":
         challenge = {"WWW-Authenticate": 'Basic realm="page", charset="UTF-8"'}

@@ -67,8 +67,8 @@ class Asking:
             raise UploadError("payload_too_large")
         model = self.model()
         name = model.name if model.is_one_of_several else None
-        converted = self._decoder.for_the_api(content)
-        answer = self._api.predict(converted, g.visit, words.PHOTOS.top_k(model.labels), name)
+        image = self._decoder.for_the_api(content)
+        answer = self._api.predict(image, g.visit, words.PHOTOS.top_k(model.labels), name)
         outcome = outcome_of(model, None, answer)
         best = outcome.answer.body
         token = self._feedback.sign(

@@ -34,7 +34,7 @@ class ConnectionLimiter:
         """
         staying = [channel for channel in channels if not channel.will_close]
         count = len(staying)
-        held = sum(map(_held, {*staying, *queue}))
+        held = sum(map(_body_bytes, {*staying, *queue}))
         waiting = [channel for channel in staying if channel.request or not channel.requests]
         for since, channel in sorted(
             ((self._waits_since(channel, now), channel) for channel in waiting),
@@ -42,11 +42,11 @@ class ConnectionLimiter:
         ):
             late = channel.request is not None and now - since > RECEIVE_WITHIN_S
             too_many = count > self._most_open
-            too_much = held > self._most_held and _held(channel) > 0
+            too_much = held > self._most_held and _body_bytes(channel) > 0
             if late or too_many or too_much:
                 channel.will_close = True
                 count -= 1
-                held -= _held(channel)
+                held -= _body_bytes(channel)
 
     def _waits_since(self, channel: Channel, now: float) -> float:
         """Returns when its incomplete request was first seen, else the time of its last activity."""
@@ -55,7 +55,7 @@ class ConnectionLimiter:
         return self._since.setdefault(channel.request, now)
 
 
-def _held(channel: Channel) -> int:
+def _body_bytes(channel: Channel) -> int:
     """Returns the bytes of its bodies, complete or not."""
     requests = [*channel.requests, channel.request]
     return sum(request.body_bytes_received for request in requests if request is not None)

@@ -75,31 +75,31 @@ class Feedback:
 
         `corrected` is the right label, or None when the prediction is right.
         """
-        prediction = self._checked(token, address)
+        prediction = self._prediction(token, address)
         corrected = prediction["predicted"] if corrected is None else corrected
         if corrected not in (*labels, NONE_OF_THESE, prediction["predicted"]):
             raise PageError("bad_feedback", "not a label of the model")
         if photo and sha256(photo).hexdigest() != prediction["sha256"]:
             raise PageError("bad_feedback", "not the photo of this prediction")
-        kept = photo if self.keeps_photos and photo else b""
-        name = f"{prediction['id']}.photo" if kept else None
+        content = photo if self.keeps_photos and photo else b""
+        name = f"{prediction['id']}.photo" if content else None
         line = prediction | {
             "corrected": None if corrected == NONE_OF_THESE else corrected,
             "photo": name,
         }
         with self._lock:
-            self._append(line, len(kept))
+            self._append(line, len(content))
             if name:
-                (self._open_folder() / name).write_bytes(kept)
+                (self._open_folder() / name).write_bytes(content)
 
     def undo(self, token: str, address: str) -> None:
         """Deletes the kept photo and appends a line that undoes the feedback. Raises PageError."""
-        prediction = self._checked(token, address)
+        prediction = self._prediction(token, address)
         with self._lock:
             (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
             self._append({"id": prediction["id"], "undone": True}, 0)  # there may be no room for it
 
-    def _checked(self, token: str, address: str) -> dict[str, Any]:  # Any: what sign() put in
+    def _prediction(self, token: str, address: str) -> dict[str, Any]:  # Any: what sign() put in
         self._open_folder()
         if wait := self._limit.seconds_to_wait(address):
             detail = "too much feedback from one address"

@@ -104,11 +104,11 @@ class Form:
 
 def form_of(schema: Schema, example: Any, limits: Mapping[str, int]) -> Form:  # Any: JSON
     """Returns the form of a request's JSON schema; what has no field of its own is a field of JSON."""
-    resolved = resolve(schema, schema)
-    properties = resolved.get("properties")
+    whole_schema = resolve(schema, schema)
+    properties = whole_schema.get("properties")
     if not isinstance(properties, Mapping) or not properties:
-        return Form((form_field(WHOLE, resolved, schema, True, example, limits),), is_object=False)
-    required = resolved.get("required", ())
+        return Form((form_field(WHOLE, whole_schema, schema, True, example, limits),), is_object=False)
+    required = whole_schema.get("required", ())
     examples = example if isinstance(example, Mapping) else {}
     return Form(
         tuple(
@@ -177,7 +177,7 @@ def form_field(
         kind,
         required,
         help_text,
-        shown(kind, default),
+        initial(kind, default),
         example,
         "integer" in (schema.get("type"), schema.get("items", {}).get("type")),
         tuple(choices),
@@ -221,7 +221,7 @@ def kind_of(schema: Schema, root: Schema) -> Kind:
     return KINDS.get(str(kind), "json")
 
 
-def shown(kind: Kind, value: Any) -> str:  # Any: JSON
+def initial(kind: Kind, value: Any) -> str:  # Any: JSON
     """Returns a value as the form has it."""
     if value is None or kind == "file":
         return ""
@@ -279,8 +279,8 @@ def text_of(field: FormField, text: str) -> str | None:
 
 def lines(field: FormField, text: str) -> list[str] | None:
     """Returns the lines that are not empty."""
-    filled = [line for line in text.split("\n") if line.strip()]
-    return filled if filled or field.required else None
+    rest = [line for line in text.split("\n") if line.strip()]
+    return rest if rest or field.required else None
 
 
 def value_of(field: FormField, text: str) -> Any:  # Any: JSON

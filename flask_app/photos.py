@@ -40,10 +40,10 @@ class Photo:
 def harmless_name(name: str | None) -> str:
     """Returns a file name's last part without control or direction characters, shortened to MAX_NAME."""
     last = (name or "").replace("\\", "/").rsplit("/", 1)[-1]
-    kept = "".join(c for c in last if unicodedata.category(c)[0] != "C").strip()
-    if len(kept) > MAX_NAME:
-        kept = kept[: MAX_NAME - 12] + "…" + kept[-11:]
-    return kept or "photo"
+    printable = "".join(c for c in last if unicodedata.category(c)[0] != "C").strip()
+    if len(printable) > MAX_NAME:
+        printable = printable[: MAX_NAME - 12] + "…" + printable[-11:]
+    return printable or "photo"
 
 
 class Decoder:

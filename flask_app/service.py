@@ -149,16 +149,16 @@ class Service:
         with self._lock:
             now = time.monotonic()
             if name in self._times and now - self._times[name] < KEEP_S:
-                return self._known(name)
+                return self._last(name)
             self._times[name] = now
         with suppress(ApiError):
             self._models[name] = self._learn(name)
-        return self._known(name)
+        return self._last(name)
 
     def _key(self, name: str) -> str:
         return "" if name == next(iter(self._states), "") else name
 
-    def _known(self, name: str) -> ModelInfo | None:
+    def _last(self, name: str) -> ModelInfo | None:
         """Returns the model as it was last described; a listed one may not have been as yet."""
         state = self._states.get(name)
         if name in self._models or state is None:
@@ -200,7 +200,7 @@ class Service:
         try:
             reason = self._api.not_ready()
         except ApiError as error:
-            return Status("down", error.detail, self._known(name))
+            return Status("down", error.detail, self._last(name))
         if len(self._states) > 1 or (reason is None and "" not in self._models):
             self._times.pop("", None)  # states change, and the API may have been starting
         states = self.states()

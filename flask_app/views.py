@@ -171,7 +171,7 @@ class Views:
             tabs=[(name, state, _address(name)) for name, state in states.items()],
             said=model.said,
             view=model.view.name,
-            typed=_typed(),
+            typed=_form_texts(),
             samples=SAMPLES,
             texts=TEXTS,
             paragraphs=PARAGRAPHS,
@@ -246,7 +246,7 @@ def _address(name: str) -> str:
     return url_for(endpoint, model=name)
 
 
-def _typed() -> Mapping[str, str] | None:
+def _form_texts() -> Mapping[str, str] | None:
     """Returns what a plain form brought; None if it cannot be read."""
     try:
         return request.form if request.method == "POST" else None
@@ -257,5 +257,5 @@ def _typed() -> Mapping[str, str] | None:
 def _wants_json() -> bool:
     if request.path in JSON_PATHS:
         return True
-    accepted = request.accept_mimetypes
-    return accepted["application/json"] > accepted["text/html"]
+    types = request.accept_mimetypes
+    return types["application/json"] > types["text/html"]

@@ -37,10 +37,10 @@ def with_site_links(markdown: str, source: str, paths: dict[str, str]) -> str:
         opening, target, anchor, closing = match.groups(default="")
         if not target:
             return match[0]
-        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        if wanted not in paths:
+        linked = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if linked not in paths:
             raise SystemExit(f"{source} links to {target}, which is not in the site")
-        path = posixpath.relpath(paths[wanted], posixpath.dirname(paths[source]))
+        path = posixpath.relpath(paths[linked], posixpath.dirname(paths[source]))
         return opening + path + anchor + closing
 
     return CODE_OR_LINK.sub(rewritten, markdown)

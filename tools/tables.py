@@ -300,8 +300,8 @@ def filled(document: str, texts: dict[str, str]) -> str:
 
 def main() -> None:
     """Writes every part."""
-    traced = {"docs/how-it-works.md": {"request path": request_path()}}
-    for path, texts in (parts() | traced).items():
+    slow = {"docs/how-it-works.md": {"request path": request_path()}}
+    for path, texts in (parts() | slow).items():
         file = ROOT / path
         file.write_text(filled(file.read_text(), texts))
 

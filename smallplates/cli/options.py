@@ -26,22 +26,22 @@ def parameters(settings: type[BaseSettings], left_out: set[str]) -> Iterator[ins
     """Yields a parameter for Typer for each field; its value is text, or None where it is not given."""
     environment = str(settings.model_config["env_prefix"])
     prefix = "" if environment == "SERVING_" else environment.lower()
-    for field, declared in settings.model_fields.items():
+    for field, info in settings.model_fields.items():
         if field not in left_out:
-            yield parameter(prefix + field, declared, f"{environment}{field.upper()}")
+            yield parameter(prefix + field, info, f"{environment}{field.upper()}")
 
 
-def parameter(name: str, declared: FieldInfo, variable: str) -> inspect.Parameter:
+def parameter(name: str, info: FieldInfo, variable: str) -> inspect.Parameter:
     """Returns the parameter of one field."""
-    is_secret = SecretStr in (declared.annotation, *get_args(declared.annotation))
+    is_secret = SecretStr in (info.annotation, *get_args(info.annotation))
     kind: Any = Path if is_secret else str
     if is_secret:
         name += FILE
-    meaning = " ".join((declared.description or "").replace("`", "").split())
-    default = "" if is_secret else default_in_words(declared)
+    meaning = " ".join((info.description or "").replace("`", "").split())
+    default = "" if is_secret else default_in_words(info)
     option = typer.Option(
         flag(name),
-        metavar="FILE" if is_secret else metavar(declared.annotation),
+        metavar="FILE" if is_secret else metavar(info.annotation),
         help=f"{'File with this key. ' if is_secret else ''}{meaning} [{variable}{default}]",
         hidden=name not in COMMON,
     )
@@ -69,9 +69,9 @@ def metavar(annotation: Any) -> str:  # Any: whatever a field declares
     return "|".join(dict.fromkeys(parts)) or "TEXT"
 
 
-def default_in_words(declared: FieldInfo) -> str:
+def default_in_words(info: FieldInfo) -> str:
     """Returns a field's default as it would be typed; nothing where there is none."""
-    default = declared.default
+    default = info.default
     if default in (None, []):
         return ""
     if isinstance(default, list):

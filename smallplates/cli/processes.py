@@ -93,7 +93,7 @@ class Progress:
         self._page = f"http://{reachable(page.host)}:{page.port}" if page else None
         self._loading = list(models)
         self._count = len(models)
-        self._started = time.monotonic()
+        self._start = time.monotonic()
         self._is_told = False
         """Whether the addresses have been printed."""
 
@@ -112,7 +112,7 @@ class Progress:
         for name in [name for name in self._loading if states.get(name, "loading") != "loading"]:
             self._loading.remove(name)
             place = f"{self._count - len(self._loading)} of {self._count}"
-            seconds = time.monotonic() - self._started
+            seconds = time.monotonic() - self._start
             print(f"{name} is {states[name]} ({place}, {seconds:.0f} s)", flush=True)  # noqa: T201
         if states and not self._is_told and (not self._page or get(f"{self._page}/healthz")):
             self._is_told = True

@@ -81,10 +81,10 @@ def serve(
         if v is not None
     }
     kinds = weights_of(backend, given.get("precision", os.environ.get("SERVING_PRECISION")))
-    fetched = [downloaded(place, revision, kinds) for place in places or ()]
-    if revision and fetched == (places or []):
+    folders = [local_place(place, revision, kinds) for place in places or ()]
+    if revision and folders == (places or []):
         raise ConfigurationError("--revision needs a model id of the Hugging Face Hub")
-    settings, models = configure(given, fetched, served_model_name)
+    settings, models = configure(given, folders, served_model_name)
     page = None if no_page else configure_page(settings)
     service = "smallplates.ray" if ray else "smallplates.service"
     raise typer.Exit(processes.run([service, PACKAGES.get(backend, backend)], settings, page, models))
@@ -97,7 +97,7 @@ def weights_of(backend: str, precision: str | None) -> list[str]:
     return ["onnx", "int8"] if precision == "int8" else ["onnx"]
 
 
-def downloaded(place: str, revision: str | None, kinds: list[str]) -> str:
+def local_place(place: str, revision: str | None, kinds: list[str]) -> str:
     """Returns `[NAME=]FOLDER`, where an id of the hub becomes the folder of its files.
 
     Its name is that of the repository, unless one is given. Raises ConfigurationError.

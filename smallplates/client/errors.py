@@ -121,10 +121,10 @@ class ServerError(ServingClientError):
 
 def class_for_status(status: int) -> type[ServingClientError]:
     """Returns the error class for a status from 400 to 599."""
-    known: dict[int, type[ServingClientError]] = {
+    classes: dict[int, type[ServingClientError]] = {
         401: UnauthorizedError,
         429: ServiceUnavailableError,
         503: ServiceUnavailableError,
         504: DeadlineExceededError,
     }
-    return known.get(status, RequestRefusedError if status < 500 else ServerError)
+    return classes.get(status, RequestRefusedError if status < 500 else ServerError)

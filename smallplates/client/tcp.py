@@ -86,8 +86,8 @@ class TcpClient:
         options = {"model": model, "top_k": top_k, "timeout_ms": timeout_ms, "key": self._key}
         options |= {"priority": "bulk" if bulk else None, "content_type": content_type}
         self._last_id = self._last_id % MAX_ID + 1
-        known = {name: value for name, value in options.items() if value is not None}
-        self._socket.sendall(request_frame(self._last_id, body, known))
+        present = {name: value for name, value in options.items() if value is not None}
+        self._socket.sendall(request_frame(self._last_id, body, present))
         self._key = None  # once is enough
         return self._last_id
 

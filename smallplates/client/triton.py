@@ -66,8 +66,8 @@ def model(answer: Answer) -> Model:
     Without `model.json`, labels and version are empty.
     """
     config = answer.json()
-    known = {"name": config.get("name", ""), **description(config)}
-    return native.model_of({**known, "backend": config.get("backend"), "device": device(config)})
+    body = {"name": config.get("name", ""), **description(config)}
+    return native.model_of({**body, "backend": config.get("backend"), "device": device(config)})
 
 
 def description(config: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

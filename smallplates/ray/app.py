@@ -32,8 +32,8 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the web application, which starts its engine. Raises ConfigurationError."""
-        granted = get_runtime_context().get_assigned_resources().get("CPU", 0.0)
-        cores = cpus.grant(granted)
+        cores_of_ray = get_runtime_context().get_assigned_resources().get("CPU", 0.0)
+        cores = cpus.grant(cores_of_ray)
         os.environ |= fitting(cores, get_gpu_ids(), os.environ)  # workers read it, too
         backend = importlib.import_module(os.environ.get("BACKEND", "fastapi_onnx")).BACKEND
         app = create_app(Settings.read(), backend)

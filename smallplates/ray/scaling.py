@@ -61,14 +61,14 @@ class Load:
         models = self._service.models
         now, figures = time.monotonic(), {name: Figures.of(model) for name, model in models.items()}
         seconds = max(now - self._time, 1e-9)
-        done = {name: total - self._before.get(name, Figures()) for name, total in figures.items()}
+        growth = {name: total - self._before.get(name, Figures()) for name, total in figures.items()}
         self._time, self._before = now, figures
         shares = [
-            done[name].infer_ns / 1e9 / max(1, model.ready_workers) / seconds
+            growth[name].infer_ns / 1e9 / max(1, model.ready_workers) / seconds
             for name, model in models.items()
         ]
-        requests = sum(figure.requests for figure in done.values())
-        queue_ns = sum(figure.queue_ns for figure in done.values())
+        requests = sum(figure.requests for figure in growth.values())
+        queue_ns = sum(figure.queue_ns for figure in growth.values())
         return {"busy": max(shares, default=0.0), "queue_s": queue_ns / 1e9 / max(requests, 1)}
 
 
@@ -77,8 +77,8 @@ def follow_load(context: Any) -> tuple[float, dict[str, Any]]:
 
     Serve's own delays, factors and bounds apply to it.
     """
-    reported = context.aggregated_metrics or {}
-    busy, queue_s = reported.get("busy", {}).values(), reported.get("queue_s", {}).values()
+    metrics = context.aggregated_metrics or {}
+    busy, queue_s = metrics.get("busy", {}).values(), metrics.get("queue_s", {}).values()
     if not busy:
         return context.target_num_replicas, {}
     wanted = max(

@@ -29,19 +29,6 @@ def client(stub: StubApi) -> Iterator[Client]:
         yield made
 
 
-def test_waiting_for_a_service_that_starts(stub: StubApi, client: Client) -> None:
-    stub.down()
-    waiting = threading.Thread(target=client.wait_ready)
-    waiting.start()
-    stub.ready = error(503, "unavailable")
-    stub.up()
-    until(lambda: stub.connections, "a look at the service")
-    assert waiting.is_alive()
-    stub.ready = Reply(200, {"status": "ready"})
-    waiting.join(20)
-    assert not waiting.is_alive()
-
-
 def test_waiting_in_vain(stub: StubApi, client: Client) -> None:
     stub.ready = error(503, "draining")
     with pytest.raises(DeadlineExceededError, match="stub says draining"):

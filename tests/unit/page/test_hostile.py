@@ -49,18 +49,15 @@ def test_hostile_bodies(
             assert code in (None, answer.get_json()["code"])
 
 
-def test_hostile_names_are_escaped(client: FlaskClient) -> None:
+def test_hostile_names_and_labels_are_escaped(stub: StubApi, client: FlaskClient) -> None:
+    stub.model["labels"] = ["<b>bold</b>"]
+    stub.answers.append(ok({"<b>bold</b>": 0.9}))
     name = "<img src=x onerror=alert(1)>\"'\u202e" + "y" * 5000 + ".jpg"
     page = client.post("/", data=form((PHOTO, name)))
     assert page.status_code == 200
     assert "<img src=x" not in page.text
     assert "y" * 100 not in page.text
-
-
-def test_hostile_labels_are_escaped(stub: StubApi, client: FlaskClient) -> None:
-    stub.model["labels"] = ["<b>bold</b>"]
-    stub.answers.append(ok({"<b>bold</b>": 0.9}))
-    assert "<b>bold" not in client.post("/", data=form((PHOTO, "x"))).text
+    assert "<b>bold" not in page.text
 
 
 def encoded(content: bytes) -> dict[str, Any]:
@@ -111,11 +108,9 @@ def test_other_sites_cannot_post(client: FlaskClient, headers: dict[str, str]) -
         assert client.post(path, headers=headers).status_code == 403
 
 
-@pytest.mark.parametrize(
-    "headers", [{"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://localhost"}, {}]
-)
-def test_the_own_site_can_post(client: FlaskClient, headers: dict[str, str]) -> None:
-    assert client.post("/classify", data=PHOTO, headers={**JPEG, **headers}).status_code == 200
+def test_the_own_site_can_post(client: FlaskClient) -> None:
+    for headers in ({"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://localhost"}, {}):
+        assert client.post("/classify", data=PHOTO, headers={**JPEG, **headers}).status_code == 200
 
 
 def test_unknown_addresses_samples_and_methods(client: FlaskClient) -> None:

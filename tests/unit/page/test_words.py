@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flask_app import errors, words
 
@@ -41,13 +39,6 @@ def test_percents_are_whole(probability: float, text: str) -> None:
 def test_sentence(top: list[tuple[str, float]], sentence: str, sure: bool) -> None:
     verdict = words.verdict(top, LIMITS)
     assert (verdict.sentence, verdict.sure) == (sentence, sure)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
-def test_bars_are_absolute(probabilities: list[float]) -> None:
-    ranked = sorted(probabilities, reverse=True)
-    bars = words.verdict([(f"c{i}", p) for i, p in enumerate(ranked)], LIMITS).bars
-    assert [bar.width for bar in bars] == [round(100 * p, 2) for p in ranked]
 
 
 def test_every_error_has_words_of_its_own() -> None:
