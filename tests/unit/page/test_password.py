@@ -129,13 +129,8 @@ def test_a_file_without_a_password_keeps_the_page_from_starting(
 @pytest.mark.parametrize(
     ("address", "guard", "is_open"),
     [
-        (ALL, {}, True),
-        ("::", {}, True),
-        ("192.0.2.1", {}, True),
-        ("fe80::1%eth0", {}, True),
-        ("127.0.0.1", {}, False),
-        ("127.8.8.8", {}, False),
-        ("::1", {}, False),
+        *((address, {}, True) for address in (ALL, "::", "192.0.2.1", "fe80::1%eth0")),
+        *((address, {}, False) for address in ("127.0.0.1", "127.8.8.8", "::1")),
         (ALL, {"password_file": None}, False),
         (ALL, {"trusted_proxy": "192.0.2.7"}, False),
     ],

@@ -115,7 +115,8 @@ def test_the_service_is_down(stub: StubApi, client: FlaskClient) -> None:
     assert client.get("/sentiment").status_code == 502  # nothing is known of any model
     assert client.get("/status?model=sentiment").get_json()["code"] == "api_unreachable"
     stub.up()
-    assert client.get("/status?model=sentiment").get_json()["state"] == "ready"
+    assert client.get("/status").get_json()["state"] == "ready"
+    assert client.get("/sentiment").status_code == 200
     stub.down()
     page = client.get("/sentiment")
     assert (page.status_code, current(page.text)) == (200, "sentiment")
