@@ -4,6 +4,7 @@ CONTRIBUTING.md promises that nothing else needs to change.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ import numpy as np
 import pytest
 import requests
 from onnx import TensorProto, numpy_helper
+from typer.testing import CliRunner
 
+from flask_app.app import create_app
+from flask_app.settings import Settings as PageSettings
+from smallplates.cli import ask
+from smallplates.client import Client
 from tests import exports, graphs, servers
 
 WORDS = exports.word_piece()
@@ -113,3 +119,23 @@ def test_tensorflow_serving(url: str) -> None:
 
 def test_torchserve(url: str) -> None:
     assert post_text(f"{url}/predictions/counter", TEXTS[1]) == {"tokens": COUNTS[1]}
+
+
+def test_the_client_and_the_command(url: str) -> None:
+    with Client(url) as client:
+        assert client.call({"text": TEXTS[1]}).body == {"tokens": COUNTS[1]}
+    for option, request in (("--text", TEXTS[0]), ("--json", '{"text": "warm"}')):
+        asked = CliRunner().invoke(ask.app, [option, request, "--url", url])
+        assert asked.output.startswith(f'{request}: {{"tokens": {COUNTS[0]}}} (')
+
+
+def test_the_page_makes_a_form_of_it(url: str) -> None:
+    app = create_app(PageSettings(api_url=url))
+    with closing(app.extensions["api"]):
+        page = app.test_client().get("/").text
+        assert 'data-view="form"' in page
+        assert "warm bread" in page
+        answer = app.test_client().post("/ask", data={"text": TEXTS[1]}).get_json()
+    assert answer["answer"] == {"tokens": COUNTS[1]}
+    assert answer["page"]["sentence"] == f"Tokens: {COUNTS[1]}"
+    assert "&#34;text&#34;" in answer["page"]["html"]  # the same request as code
