@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from flask_app.samples import SAMPLES
 from tests.browser.page_app import JPEG, PHOTO, form
-from tests.browser.stub_api import LABELS, SURE, TIMES, UNSURE, Reply, StubApi, error, ok
+from tests.browser.stub_api import LABELS, SURE, TIMES, Reply, StubApi, error, ok
 
 
 def test_the_page_and_its_headers(client: FlaskClient) -> None:
@@ -70,6 +70,9 @@ def test_thresholds_come_from_the_model_and_a_strange_one_is_survived(
         (error(503, "overloaded", 4), 503, "overloaded"),
         (error(418, "never_heard_of"), 418, "never_heard_of"),
         (Reply(200, b"<html>"), 502, "api_garbage"),
+        (Reply(200, {"prediction": "Soup", "probability": 0.9}), 502, "api_garbage"),
+        (Reply(404, b"<html>"), 502, "api_garbage"),
+        (Reply(502, b"<html>bad gateway"), 502, "api_unreachable"),
         (None, 502, "api_unreachable"),
     ],
 )
@@ -93,16 +96,6 @@ def test_errors_of_the_api(
     assert body["page"]["title"] in page.text.replace("&#39;", "'")
     assert 'src="data:image/jpeg;base64,' in page.text
     assert client.get("/test").status_code == status
-
-
-def test_a_form_with_several_photos(stub: StubApi, client: FlaskClient) -> None:
-    stub.answers.extend([ok(UNSURE), error(400, "invalid_image")])
-    page = client.post("/", data=form((PHOTO, "a.jpg"), (b"text", "b.txt"), (PHOTO, "c.jpg")))
-    assert page.status_code == 200
-    assert "Not sure: Soup 41 %, Rice 37 %" in page.text
-    assert "This file is not a readable image." in page.text
-    states = [page.text.count(f'data-state="{state}"') for state in ("done", "failed")]
-    assert states == [2, 1]
 
 
 @pytest.mark.parametrize(
