@@ -12,7 +12,6 @@ from benchmarks import limit, overload, scale, stress
 from benchmarks.__main__ import app
 from benchmarks.h2load import Schedule
 from smallplates.cli.commands import app as program
-from smallplates.cli.load import command as load
 from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.payloads import SAMPLE, Protocol
 from smallplates.cli.load.target import Target
@@ -36,13 +35,6 @@ def test_a_closed_loop_sees_what_the_server_did(fake_settings: dict[str, str]) -
     assert seen.outside_ms is not None
     assert sum(seen.batch_sizes.values()) > 0
     assert seen.distribution[0][1] <= seen.distribution[-1][1]
-
-
-def test_so_many_requests_and_no_more(fake_settings: dict[str, str]) -> None:
-    with servers.api("tests.fake", fake_settings) as url:
-        seen = Target(url, [command()], Protocol.RAW).exactly(25, 4)
-    assert seen.statuses == {"200": 25}
-    assert sum(seen.batch_sizes.values()) <= 25
 
 
 @pytest.mark.skipif(not shutil.which("h2load"), reason="h2load is not installed")
@@ -146,18 +138,6 @@ def test_limit_measures_every_layout_of_a_backend() -> None:
     # three layouts, two batch sizes; no fp16
     assert len(figures_by_name["infer"]) == len(figures_by_name["whole"]) == 6
     assert all(figure.per_second > 0 for figures in figures_by_name.values() for figure in figures)
-
-
-def test_a_share_of_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "limit.json"
-    rows = [
-        {"precision": precision, "per_second": rate}
-        for precision, rate in (("fp32", 10), ("fp32", 40), ("int8", 90))
-    ]
-    path.write_text(json.dumps({"results": {"whole": rows}}))
-    assert load.limit_per_second(path, "fp32") == 40
-    assert load.limit_per_second(path, "int8") == 90
-    assert load.limit_per_second(path, "fp16") is None
 
 
 @pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")

@@ -91,12 +91,6 @@ def test_a_service_that_refuses_a_job_fails_it(small_model: Path, photos: Path) 
         jobs.centralised(small_model, [photos / "wide.jpg", broken], jobs.Backend.ONNX, 2, 2)
 
 
-@pytest.mark.parametrize("arguments", [["--at-once", "0"], ["--instances", "1,x"], ["--photos", "."]])
-def test_options_that_make_no_sense_are_refused(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["jobs", *arguments])
-    assert result.exit_code == 2
-
-
 def test_usage_sees_a_process_and_those_below_it() -> None:
     script = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'input()']))"
     command = [sys.executable, "-c", script]

@@ -2,16 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import chapters, compare_report, h2load, scale, table, usage
 from smallplates.cli.load import machine, report, wrk
@@ -47,37 +43,10 @@ def test_percentiles_and_the_servers_own_stages() -> None:
     assert 99.8 < percentiles[-1] < 100
 
 
-@pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
-@pytest.mark.parametrize("count", [1, 9])
-def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
-    seen: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            seen.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Keeps the test's output short."""
-
-    bodies = [f"body {index}".encode() for index in range(count)]
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        load = wrk.run(f"http://127.0.0.1:{server.server_port}/", bodies, 1, 1)
-        server.shutdown()
-    assert load.failed == 0
-    assert set(seen) == set(bodies)
-    assert seen[count : 2 * count] == seen[:count]
-
-
 def test_other_answers_are_counted_and_not_timed() -> None:
     recorder = Recorder(seconds=1.0)
     recorder.add(Answer("503", b"http/1.1 503 busy\r\nretry-after: 1"), 0.5)
-    recorder.add(Answer("503", b"http/1.1 503 busy"), 0.5)
+    recorder.add(Answer("503", b"http/1.1 503 busy\r\nx-retry-after: 5"), 0.5)
     recorder.add(Answer("failed", b""), 9)
     assert recorder.statuses == {"503": 2, "failed": 1}
     assert recorder.latency.get_total_count() == 0
@@ -107,12 +76,6 @@ def test_steady_means_three_windows_within_a_tenth(windows: list[Recorder], stea
     assert are_stable(windows) is steady
 
 
-def test_header_fields_are_found_whole() -> None:
-    answer = Answer("200", b"http/1.1 200 ok\r\nx-retry-after: 5\r\ncontent-length: 12")
-    assert answer.field(b"content-length") == b"12"
-    assert answer.field(b"retry-after") is None
-
-
 def test_a_post_on_the_wire() -> None:
     wire = post("http://127.0.0.1:81", "/predict", {"A": "b"}, b"body")
     assert (
@@ -132,24 +95,16 @@ def test_photos_of_a_folder(tmp_path: Path) -> None:
     assert photos(tmp_path / "a.png") == [b"first"]
 
 
-def scrape(text: str) -> Scrape:
-    samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
-    return Scrape({(s.name, tuple(sorted(s.labels.items()))): s.value for s in samples})
+def scrape(*buckets: int, images: int) -> Scrape:
+    """Cumulative counts of batches of up to one image, two, and any number."""
+    bounds = zip(("1.0", "2.0", "+Inf"), buckets, strict=True)
+    samples = {("serving_batch_size_bucket", (("le", bound),)): float(n) for bound, n in bounds}
+    totals = {"count": buckets[-1], "sum": images}
+    return Scrape({**samples, **{(f"serving_batch_size_{k}", ()): float(n) for k, n in totals.items()}})
 
 
 def test_batches_between_two_looks_at_the_metrics() -> None:
-    text = "\n".join(
-        [
-            "# TYPE serving_batch_size histogram",
-            'serving_batch_size_bucket{{le="1.0"}} {0}',
-            'serving_batch_size_bucket{{le="2.0"}} {1}',
-            'serving_batch_size_bucket{{le="+Inf"}} {2}',
-            "serving_batch_size_count {2}",
-            "serving_batch_size_sum {3}",
-            "",
-        ]
-    )
-    seen = scrape(text.format(14, 19, 20, 40)).since(scrape(text.format(10, 10, 10, 10)))
+    seen = scrape(14, 19, 20, images=40).since(scrape(10, 10, 10, images=10))
     assert seen.batch_sizes() == {"1": 4, "2": 5, "inf": 1}
     assert seen.mean_batch() == 3.0
     assert seen.mean_ms() == {}
@@ -258,6 +213,11 @@ def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pyt
     assert content["command"] == "smallplates load --photo 'a photo.jpg'"
     assert {"cpu", "cores", "python", "commit"} <= set(content["machine"])
     assert content["results"] == [1]
+    facts = machine.machine({"mosec: mosec": "0.9.8"})
+    versions = facts["versions"]
+    assert isinstance(versions, dict)
+    assert versions["mosec: mosec"] == "0.9.8"
+    assert versions["onnxruntime"]
 
 
 @pytest.mark.parametrize("rate", [0.2, 40, 1300, 20_000])

@@ -60,7 +60,7 @@ FIGURES: dict[str, Any] = {
 
 
 def test_the_report_has_the_best_batches_and_the_ratios(tmp_path: Path) -> None:
-    text = gpu_report.markdown_of(FIGURES)
+    text = gpu_report.report(FIGURES)
     assert "| m, fastapi_pt | fp32 | kernels | 1000 | 32 |" in text
     assert "| m, fastapi_pt | fp16 | graphs | 2000 | 32 |" in text
     assert "| m, fastapi_pt | 1620 | 0.81 | 0.80 | 12.5 | 1.25 |" in text

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from smallplates.cli.commands import app
-from smallplates.cli.load import payloads
+from smallplates.cli.load import payloads, wrk
 from smallplates.cli.load.command import limit_per_second
 from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
@@ -246,8 +247,24 @@ def test_a_server_that_cannot_be_read_is_one_sentence(reply: bytes | None) -> No
     assert f"{url}/model cannot be read: " in output
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff", b"{}", b"[]", b'{"results": {"whole": [1]}}'])
-def test_a_limit_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) -> None:
-    (path := tmp_path / "limit.json").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"limit\.json is not a result of"):
-        limit_per_second(path, "fp32")
+def test_the_limit_is_the_best_rate_in_the_same_precision(tmp_path: Path) -> None:
+    path = tmp_path / "limit.json"
+    rates = (("fp32", 10), ("fp32", 40), ("int8", 90))
+    rows = [{"precision": precision, "per_second": rate} for precision, rate in rates]
+    path.write_text(json.dumps({"results": {"whole": rows}}))
+    assert [limit_per_second(path, kind) for kind in ("fp32", "int8", "fp16")] == [40, 90, None]
+    for content in (b"{", b"\xff", b"{}", b"[]", b'{"results": {"whole": [1]}}'):
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"limit\.json is not a result of"):
+            limit_per_second(path, "fp32")
+
+
+@pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
+@pytest.mark.parametrize("count", [1, 9])
+def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
+    bodies = [f"body {index}".encode() for index in range(count)]
+    with server({"/": {}}) as (url, received):
+        assert wrk.run(f"{url}/", bodies, 1, 1).failed == 0
+    contents = [content for _, content in received]
+    assert set(contents) == set(bodies)
+    assert contents[count : 2 * count] == contents[:count]
