@@ -97,10 +97,13 @@ def test_photos_of_a_folder(tmp_path: Path) -> None:
 
 def scrape(*buckets: int, images: int) -> Scrape:
     """Cumulative counts of batches of up to one image, two, and any number."""
-    bounds = zip(("1.0", "2.0", "+Inf"), buckets, strict=True)
-    samples = {("serving_batch_size_bucket", (("le", bound),)): float(n) for bound, n in bounds}
-    totals = {"count": buckets[-1], "sum": images}
-    return Scrape({**samples, **{(f"serving_batch_size_{k}", ()): float(n) for k, n in totals.items()}})
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {
+        ("serving_batch_size_bucket", (("le", bound),)): float(count)
+        for bound, count in zip(("1.0", "2.0", "+Inf"), buckets, strict=True)
+    }
+    samples["serving_batch_size_count", ()] = float(buckets[-1])
+    samples["serving_batch_size_sum", ()] = float(images)
+    return Scrape(samples)
 
 
 def test_batches_between_two_looks_at_the_metrics() -> None:
