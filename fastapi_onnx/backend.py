@@ -27,9 +27,9 @@ class OnnxBackend:
     def __init__(self) -> None:
         self._network: Network | CudaNetwork | None = None
 
-    def signatures(self, model: Model) -> tuple[Signature, ...]:
+    def signature(self, model: Model) -> Signature:
         """Returns how a graph is called with its own tensors. Raises ConfigurationError."""
-        return (signature_of(model),)
+        return signature_of(model)
 
     def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """See `GraphReader`; raises ConfigurationError."""

@@ -33,11 +33,11 @@ class TorchBackend:
     def __init__(self) -> None:
         self._network: CpuNetwork | CudaNetwork | TokenNetwork | None = None
 
-    def signatures(self, model: Model) -> tuple[Signature, ...]:
+    def signature(self, model: Model) -> Signature:
         """Returns how a network of texts is called with its own tensors. Raises ConfigurationError."""
         if not kind_of(model.description.task).outputs:
             raise ConfigurationError("PyTorch cannot serve ONNX graphs; use fastapi_onnx")
-        return (signature_of(model),)
+        return signature_of(model)
 
     def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """See `GraphReader`; raises ConfigurationError."""

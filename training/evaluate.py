@@ -77,7 +77,7 @@ def logits_of(
     if model.description.task != TEXT_CLASSIFICATION:
         decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
         return lambda photo: compute_logits(backend, decoder.decode(photo)[np.newaxis])[0]
-    signatures = TextClassification.plan(model, settings, *backend.signatures(model))
+    signatures = TextClassification.plan(model, settings, backend.signature(model))
     task = TextClassification(model, settings, signatures, {})
 
     def of_text(text: str) -> NDArray[np.float32]:

@@ -95,12 +95,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class GraphReader(Protocol):
-    """Optional interface of a backend that can read a graph's signatures from the model's file.
+    """Optional interface of a backend that can read a graph's signature from the model's file.
 
     `smallplates.supervision.describe` calls it in a separate process before anything is loaded.
     """
 
-    def signatures(self, model: Model) -> tuple[Signature, ...]:
+    def signature(self, model: Model) -> Signature:
         """Reads the file's inputs and outputs. Raises ConfigurationError if they cannot be served."""
 
     def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:

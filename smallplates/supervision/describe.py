@@ -1,11 +1,11 @@
-"""Signatures of a model file that only its backend can read: `python -m
+"""Signature of a model file that only its backend can read: `python -m
 smallplates.supervision.describe`.
 
 A separate process imports the backend and reads the file, so that the web processes and the supervisor
 never import an inference library and a file that crashes the process does not take the service down.
 Called before an engine is created.
 
-The process first writes the signatures that the file declares. It then computes made-up items and writes
+The process first writes the signature that the file declares. It then computes made-up items and writes
 the signature to serve whenever it knows more. If it crashes or takes too long, the last one is served.
 """
 
@@ -30,14 +30,14 @@ from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_ex
 from smallplates.system import python
 from smallplates.system.pdeathsig import die_with_parent
 
-SIGNATURES = TypeAdapter(tuple[Signature, ...])
+SIGNATURE = TypeAdapter(Signature)
 TIMEOUT_S = 120
 COMPARE_S, TEXTS_S = 1.0, 10.0
 """Time limits in seconds for opening the graph and computing made-up items, or made-up texts."""
 
 
-def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
-    """Returns the signatures that a backend (`module:class`) finds in a model's file.
+def signature(backend: str, model: Model) -> Signature:
+    """Returns the signature that a backend (`module:class`) finds in a model's file.
 
     Takes about two seconds. Raises ConfigurationError if the backend rejects the file, or if reading it
     crashes or hangs the process.
@@ -65,19 +65,18 @@ def signatures(backend: str, model: Model) -> tuple[Signature, ...]:
     answer = json.loads(answers[-1])
     if "error" in answer:
         raise ConfigurationError(answer["error"])
-    found = SIGNATURES.validate_python(answer["signatures"])
+    found = SIGNATURE.validate_python(answer["signature"])
     if len(answers) == 1 and done.returncode:
         timed_out = done.returncode == -signal.SIGALRM
         reason = "it takes too long" if timed_out else f"the process {describe_exit(done.returncode)}"
-        found = tuple(replace(each, batch_note=f"{NOT_COMPARED}: {reason}") for each in found)
-    for each in found:
-        if each.batch_note:
-            logger().info("batching", model=name, batched=each.is_batched, reason=each.batch_note)
+        found = replace(found, batch_note=f"{NOT_COMPARED}: {reason}")
+    if found.batch_note:
+        logger().info("batching", model=name, batched=found.is_batched, reason=found.batch_note)
     return found
 
 
 def main(backend: str, folder: str, version: str, name: str, parent: str) -> None:
-    """Writes lines of JSON: the declared signatures, then the signatures to serve; or an error."""
+    """Writes lines of JSON: the declared signature, then those to serve; or an error."""
     die_with_parent(int(parent))
     reader = pkgutil.resolve_name(backend)()
     try:
@@ -85,12 +84,12 @@ def main(backend: str, folder: str, version: str, name: str, parent: str) -> Non
             kind = type(reader).__name__
             raise ConfigurationError(f"{kind} cannot serve ONNX graphs; use fastapi_onnx")
         model = Model.read(Path(folder), version, name)
-        declared = reader.signatures(model)
-        write(signatures=SIGNATURES.dump_python(declared, mode="json"))
+        declared = reader.signature(model)
+        write(signature=SIGNATURE.dump_python(declared, mode="json"))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills us even inside a library call
         signal.setitimer(signal.ITIMER_REAL, TEXTS_S if model.description.text else COMPARE_S)
-        for compared in reader.compare_items(model, *declared):
-            write(signatures=SIGNATURES.dump_python((compared,), mode="json"))
+        for compared in reader.compare_items(model, declared):
+            write(signature=SIGNATURE.dump_python(compared, mode="json"))
         signal.setitimer(signal.ITIMER_REAL, 0)
     except ConfigurationError as error:
         write(error=str(error))

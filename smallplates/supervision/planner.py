@@ -35,7 +35,7 @@ def planner(backend: str, settings: Settings) -> Planner:
         kind = kind_of(name)
         if kind is PYTHON and ":" not in name:
             raise ConfigurationError(f"there is no task {name}")
-        graph = describe.signatures(backend, model) if kind.plain_graph else ()
+        graph = [describe.signature(backend, model)] if kind.plain_graph else []
         return EnginePlan(kind.backend or backend, kind.load().plan(model, settings, *graph))
 
     return plan

@@ -34,7 +34,7 @@ def logits(folder: Path) -> Array:
     """What the backend answers to a batch of tokens."""
     model, backend = Model.read(folder), TorchBackend()
     backend.load(model, SETTINGS)
-    return computed(backend, *backend.signatures(model))
+    return computed(backend, backend.signature(model))
 
 
 def computed(network: TorchBackend | TokenNetwork, signature: Signature) -> Array:

@@ -124,7 +124,7 @@ def test_a_limit_makes_the_first_axis_one_of_many(tmp_path: Path) -> None:
     graphs.saved(centred("N"), tmp_path, "1")
     written = {"name": "m", "version": "1", "task": "tensor", "limits": {"N": 9}}
     (tmp_path / "model.json").write_text(json.dumps(written))
-    (signature,) = OnnxBackend().signatures(Model.read(tmp_path))
+    signature = OnnxBackend().signature(Model.read(tmp_path))
     assert (signature.is_batched, signature.limits) == (False, {"N": 9})
     assert "has a limit for the first axis, N" in signature.batch_note
 
@@ -132,7 +132,7 @@ def test_a_limit_makes_the_first_axis_one_of_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("reader", "said"), [("Crashing", "signal 6"), ("Endless", "too long")])
 def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader: str, said: str) -> None:
     read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
-    (signature,) = describe.signatures(f"tests.fake.graph_readers:{reader}", read)
+    signature = describe.signature(f"tests.fake.graph_readers:{reader}", read)
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
     assert said in signature.batch_note
@@ -140,7 +140,7 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
 
 def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
-    (signature,) = describe.signatures("tests.fake.graph_readers:Slow", read)
+    signature = describe.signature("tests.fake.graph_readers:Slow", read)
     assert signature.batch_note == "known"
 
 
@@ -181,7 +181,7 @@ def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tm
 
 def test_the_describing_process_compares(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
-    (signature,) = describe.signatures("fastapi_onnx.backend:OnnxBackend", read)
+    signature = describe.signature("fastapi_onnx.backend:OnnxBackend", read)
     assert not signature.is_batched
 
 

@@ -188,7 +188,7 @@ def test_a_graph_in_tensor_form_is_computed_by_a_plain_session(
     backend = OnnxBackend()
     info = backend.load(made, Settings(device="cuda"))
     assert (info.device, info.execution_provider, info.precision) == ("cuda:0", cuda.CUDA, "fp32")
-    (signature,) = backend.signatures(made)
+    signature = backend.signature(made)
     a, b = np.ones((3, 2), np.float32), np.full((3, 2), 4)
     total, more = backend.infer(signature, [a, b])
     assert np.array_equal(total, a + b)

@@ -50,7 +50,7 @@ def computed(made: onnx.ModelProto, folder: Path, runtime: str, *inputs: Array) 
     model = Model.read(graphs.saved(made, folder))
     backend, info = loaded(model, cpu_runtime=runtime)
     assert info.backend.startswith(runtime)
-    (signature,) = backend.signatures(model)
+    signature = backend.signature(model)
     return backend.infer(signature, inputs)
 
 
@@ -152,7 +152,7 @@ def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
     backend, info = loaded(model, cpu_runtime="auto")
     assert info.backend.startswith("onnxruntime")
     assert "GatherND" in {trial.runtime: trial.reason for trial in info.trials}[OPENVINO]
-    (signature,) = backend.signatures(model)
+    signature = backend.signature(model)
     with pytest.raises(Exception, match="invalid index"):
         backend.infer(signature, [np.array([[10**6]])])
 
@@ -191,7 +191,7 @@ def test_a_graph_in_float64_stays_with_onnx_runtime_unless_openvino_is_set(tmp_p
     assert {trial.reason for trial in info.trials if trial.runtime == OPENVINO} == {
         "OpenVINO computes float64 in fp32"
     }
-    (signature,) = backend.signatures(model)
+    signature = backend.signature(model)
     numbers = np.array([[1e300, 1 + 1e-12, 0]])
     assert np.array_equal(backend.infer(signature, [numbers])[0], numbers + numbers)
 
@@ -228,7 +228,7 @@ def test_texts_are_computed_in_bf16_where_that_is_faster(tmp_path: Path) -> None
     assert trials["onnxruntime", "int8"].reason == "the model has no model_quantized.onnx"
     again, same = loaded(model, tmp_path, cpu_runtime="auto", precision="auto")
     assert same.trials == info.trials
-    (signature,) = backend.signatures(model)
+    signature = backend.signature(model)
     for length in (3, 17, 64):
         tokens = np.full((2, length), 7)
         batch = precision_check.token_inputs(signature, tokens)
@@ -322,7 +322,7 @@ def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_w
         assert "[1, 3, 1, 2]" in trial.reason
     else:
         assert (trial.chosen, trial.largest_size) == (True, 64)
-    (signature,) = backend.signatures(model)
+    signature = backend.signature(model)
     random = np.random.default_rng(1)
     for size in ((64, 64), (1, 1), (7, 3), (64, 1), (2, 50), (65, 2), (1, 512), (300, 200), (5, 2)):
         inputs = [random.random((2, 3, *size), np.float32)]

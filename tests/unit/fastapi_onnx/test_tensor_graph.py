@@ -330,7 +330,7 @@ def test_a_listed_graph_is_compared_with_its_digest(tmp_path: Path) -> None:
     written = {"name": "m", "version": "1", "task": "tensor", "files": {"1/model.onnx": "0" * 64}}
     (tmp_path / "model.json").write_text(json.dumps(written))
     with pytest.raises(ConfigurationError, match="does not match its SHA-256"):
-        OnnxBackend().signatures(Model.read(tmp_path))
+        OnnxBackend().signature(Model.read(tmp_path))
 
 
 def test_another_process_reads_the_graph(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_another_process_reads_the_graph(tmp_path: Path) -> None:
     written = read.description.model_dump_json(exclude_none=True)
     (read.folder / "model.json").write_text(written)
     graphs.saved(graphs.nonzero(), read.folder, "1")
-    assert planner(BACKEND, Settings())(read) == (BACKEND, OnnxBackend().signatures(read))
+    assert planner(BACKEND, Settings())(read) == (BACKEND, (OnnxBackend().signature(read),))
 
 
 def test_a_process_that_dies_or_takes_too_long_is_an_error(
@@ -349,12 +349,12 @@ def test_a_process_that_dies_or_takes_too_long_is_an_error(
 ) -> None:
     read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
     with pytest.raises(ConfigurationError, match="the process that reads sums ended with exit code 1"):
-        describe.signatures("no.such:Backend", read)
+        describe.signature("no.such:Backend", read)
     with pytest.raises(ConfigurationError, match="FakeBackend cannot serve ONNX graphs"):
-        describe.signatures("tests.fake.backend:FakeBackend", read)
+        describe.signature("tests.fake.backend:FakeBackend", read)
     monkeypatch.setattr(describe, "TIMEOUT_S", 0.01)
     with pytest.raises(ConfigurationError, match="not read within"):
-        describe.signatures(BACKEND, read)
+        describe.signature(BACKEND, read)
 
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:

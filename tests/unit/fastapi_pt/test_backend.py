@@ -56,10 +56,10 @@ def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     model = Model.read(exports.saved(tmp_path / "sentiment", exports.word_piece(), {}))
     with pytest.raises(ConfigurationError, match=r"sentiment has no model\.safetensors"):
-        TorchBackend().signatures(model)
+        TorchBackend().signature(model)
     (model.folder / "model.safetensors").touch()
     with pytest.raises(ConfigurationError, match=r"pip install '\.\[transformers\]'"):
-        TorchBackend().signatures(model)
+        TorchBackend().signature(model)
 
 
 class Causal(nn.Module):

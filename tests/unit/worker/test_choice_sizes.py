@@ -99,7 +99,7 @@ def test_one_open_axis_has_all_its_sizes_once_and_fixed_sizes_none() -> None:
 
 def test_texts_are_compared_up_to_their_most_tokens() -> None:
     model = Model.read(ROOT / "models" / "sentiment")
-    signature = OnnxBackend().signatures(model)[0]
+    signature = OnnxBackend().signature(model)
     made = precision_check.samples(model, signature)
     assert model.description.text_pipeline.max_tokens == 256
     assert [size for size, _ in made.further()][2:] == [1, 2, 3, 7, 16, 32, 64, 256]

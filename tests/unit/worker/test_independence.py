@@ -64,7 +64,7 @@ def checked(
     """What is yielded for a network that takes `most` tokens, if files state `tokens`."""
     saved = exports.saved(folder / "made", exports.word_piece(), {"max_position_embeddings": tokens})
     model = Model.read(saved)
-    (signature,) = (replace(declared, **changes) for declared in OnnxBackend().signatures(model))
+    signature = replace(OnnxBackend().signature(model), **changes)
 
     def infer(inputs: Sequence[Array]) -> Sequence[Array]:
         ids, mask = (*inputs, np.ones_like(inputs[0]))[:2]
@@ -139,7 +139,7 @@ def test_texts_end_as_the_tokeniser_ends_them(
     """BART's classifiers, for example, read the state of the last end of a sentence."""
     config = {"architectures": [f"Bart{task}"], "model_type": "bart", "pad_token_id": 1}
     model = Model.read(exports.saved(tmp_path / "made", exports.byte_level(), config))
-    (signature,) = OnnxBackend().signatures(model)
+    signature = OnnxBackend().signature(model)
 
     def infer(inputs: Sequence[Array]) -> Sequence[Array]:
         ids, _ = inputs
@@ -169,7 +169,7 @@ def test_a_network_that_fits_is_not_computed_twice_for_its_longest_text(tmp_path
 
 def test_the_accepted_difference_is_asked_for_only_if_results_differ(tmp_path: Path) -> None:
     model = Model.read(exports.saved(tmp_path / "made", exports.word_piece(), {}))
-    (signature,) = OnnxBackend().signatures(model)
+    signature = OnnxBackend().signature(model)
     calls: list[float] = []
 
     def largest() -> float:
