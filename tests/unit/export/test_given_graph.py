@@ -142,20 +142,29 @@ def test_an_output_is_chosen_by_its_name(tmp_path: Path) -> None:
     assert (code, "features, y" in said) == (1, True)
 
 
-def test_a_graph_of_one_picture_at_a_time_is_said_to_be_one(tmp_path: Path) -> None:
-    shape = numpy_helper.from_array(np.array([1, -1]), "shape")
-    model = graph(
-        [1, 3, 6, 8], last(helper.make_node("Reshape", ["pooled", "shape"], ["y"])), weights=[shape]
-    )
-    code, said = exported(model, tmp_path)
-    assert code == 0
-    assert "SERVING_MAX_BATCH_SIZE=1" in said
+OF_ONE = numpy_helper.from_array(np.array([1, -1]), "shape")
+CENTRED = [
+    helper.make_node("ReduceMean", ["pooled"], ["m"], axes=[0], keepdims=1),
+    helper.make_node("Sub", ["pooled", "m"], ["d"]),
+    helper.make_node("Flatten", ["d"], ["y"]),
+]
 
 
-def test_a_graph_whose_pictures_meddle_with_each_other_is_said_to_be_one_too(tmp_path: Path) -> None:
-    mean = helper.make_node("ReduceMean", ["pooled"], ["m"], axes=[0], keepdims=1)
-    less = helper.make_node("Sub", ["pooled", "m"], ["d"])
-    model = graph(["N", 3, 6, 8], last(mean, less, helper.make_node("Flatten", ["d"], ["y"])))
+@pytest.mark.parametrize(
+    "model",
+    [
+        graph(
+            [1, 3, 6, 8],
+            last(helper.make_node("Reshape", ["pooled", "shape"], ["y"])),
+            weights=[OF_ONE],
+        ),
+        graph(["N", 3, 6, 8], last(*CENTRED)),
+    ],
+    ids=["one at a time", "pictures meddle with each other"],
+)
+def test_a_graph_that_computes_only_single_pictures_is_said_to(
+    tmp_path: Path, model: ModelProto
+) -> None:
     code, said = exported(model, tmp_path)
     assert code == 0
     assert "SERVING_MAX_BATCH_SIZE=1" in said
