@@ -211,8 +211,8 @@ class CudaNetwork:
         self._buckets: dict[int, Bucket] = {}
         pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
-        tensors = gpu_graph.normalised(images, pipeline)
-        graph, expected = gpu_graph.simplified(graph_file.read(model.file("model.onnx")), tensors)
+        tensors = gpu_graph.normalise(images, pipeline)
+        graph, expected = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), tensors)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)

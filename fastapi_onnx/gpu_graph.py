@@ -50,7 +50,7 @@ def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.
     return result
 
 
-def simplified(
+def simplify(
     model: onnx.ModelProto, tensors: NDArray[np.float32]
 ) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
     """Folds constants and batch normalisation; returns the model and its logits of `tensors` on a CPU.
@@ -79,7 +79,7 @@ def half(model: onnx.ModelProto) -> onnx.ModelProto:
     return converted
 
 
-def normalised(pixels: NDArray[np.uint8], pipeline: ImagePipeline) -> NDArray[np.float32]:
+def normalise(pixels: NDArray[np.uint8], pipeline: ImagePipeline) -> NDArray[np.float32]:
     """Normalises uint8 [N, H, W, 3] to float32 [N, 3, H, W], in NumPy."""
     mean, std = (np.asarray(values, np.float32) for values in (pipeline.mean, pipeline.std))
     tensors = (pixels.astype(np.float32) / 255 - mean) / std

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import onnxruntime as ort
 
-from fastapi_onnx.shared_weights import CPU, optimised, optimiser_options
+from fastapi_onnx.shared_weights import CPU, optimise, optimiser_options
 from smallplates.logging import logger
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
@@ -71,7 +71,7 @@ class OnnxRuntimeSession:
 def cpu_session(graph: Graph, settings: Settings, scratch: Path | None) -> ort.InferenceSession:
     """Makes a session with weights shared through `scratch`, or with its own if that fails."""
     options = cpu_options(settings)
-    path = optimised(graph, scratch) if scratch else None
+    path = optimise(graph, scratch) if scratch else None
     if path:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:

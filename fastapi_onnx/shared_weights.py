@@ -25,7 +25,7 @@ LEAST_BYTES = "1024"  # smaller tensors stay in the graph
 QUIET = 4  # it raises its errors, too; what it would write is not JSON
 
 
-def optimised(graph: Callable[[], bytes | Path], scratch: Path) -> Path | None:
+def optimise(graph: Callable[[], bytes | Path], scratch: Path) -> Path | None:
     """Returns the path of the optimised graph; None if it cannot be written.
 
     The first caller makes and writes the graph, which takes several times the memory of the weights; the

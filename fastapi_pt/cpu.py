@@ -59,7 +59,7 @@ class CpuNetwork:
                 form = PLAIN  # the forms' answers differ by more than is tolerated
             examples = [(images.to(self._dtype, **CHANNELS_LAST),) for images in (single, several)]
             network = served_network(model).to(dtype=self._dtype, **CHANNELS_LAST)
-            self._network = optimised(network, examples, scratch, form)
+            self._network = optimise(network, examples, scratch, form)
 
     def infer(self, batch: Array) -> NDArray[np.float32]:
         """Computes logits [N, classes] of RGB images, uint8 [N, H, W, 3], or normalised [N, 3, H, W].
@@ -96,7 +96,7 @@ def read_int8(path: Path) -> nn.Module:
     return network
 
 
-def optimised(
+def optimise(
     network: nn.Module, examples: Sequence[Inputs], scratch: Path | None, form: str | None = None
 ) -> nn.Module:
     """Traces and freezes the network in a form, or with oneDNN's memory layouts if they are faster.
@@ -115,7 +115,7 @@ def optimised(
         seconds = {}
         for name in (PLAIN, LAYOUTS):
             with contextlib.suppress(Exception):  # oneDNN lacks some pooling: AlexNet's at 256 pixels
-                run = traced(network, examples[0], name)
+                run = trace(network, examples[0], name)
                 actual = [run(*example) for example in examples]
                 torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
                 forms[name], seconds[name] = run, least_seconds(run, examples[0])
@@ -126,10 +126,10 @@ def optimised(
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing warns of fixed sizes and of its age
         form = form or shared_choice(scratch, FORM, choose)[0]
-        return forms.get(form) or traced(network, examples[0], form)
+        return forms.get(form) or trace(network, examples[0], form)
 
 
-def traced(network: nn.Module, example: Inputs, form: str) -> nn.Module:
+def trace(network: nn.Module, example: Inputs, form: str) -> nn.Module:
     """Returns the PLAIN or LAYOUTS form of a network, traced and frozen."""
     frozen = torch.jit.freeze(torch.jit.trace(network, example, check_trace=False))
     return frozen if form == PLAIN else torch.jit.optimize_for_inference(frozen)

@@ -44,7 +44,7 @@ class Bucket:
         self.tensors = torch.zeros((size, 3, height, width), dtype=like.dtype, device=like.device)
         self.tensors = self.tensors.contiguous(memory_format=torch.channels_last)
         self.logits = torch.zeros((size, classes), dtype=torch.float32, device=like.device)
-        self.answer = pinned((size, classes))
+        self.answer = pin((size, classes))
         self.normalise: list[Callable[[], object]]
         """Functions that normalise each of `pixels` to `tensors`."""
 
@@ -139,7 +139,7 @@ class CudaNetwork:
         """Yields the bucket of a size; queues work on `stream`, by default the computing one."""
         with translate_errors(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._buckets:
-                self._buckets[size] = self._recorded(size)
+                self._buckets[size] = self._record(size)
             with torch.cuda.stream(stream or self._stream):
                 yield self._buckets[size]
 
@@ -152,7 +152,7 @@ class CudaNetwork:
         answer: NDArray[np.float32] = bucket.answer.numpy().copy()  # the next batch overwrites it
         return answer
 
-    def _recorded(self, size: int) -> Bucket:
+    def _record(self, size: int) -> Bucket:
         """Makes a bucket and records its graphs."""
         bucket = Bucket(size, self._image_size, self._classes, self._like)
         tensors, logits = bucket.tensors, bucket.logits  # no cycle: a failed bucket is freed at once
@@ -190,7 +190,7 @@ def runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield indices[start], indices[end - 1] + 1
 
 
-def pinned(shape: tuple[int, int]) -> Tensor:
+def pin(shape: tuple[int, int]) -> Tensor:
     """Allocates float32 in pinned memory, which the device can write."""
     return torch.zeros(shape, dtype=torch.float32, pin_memory=True)
 

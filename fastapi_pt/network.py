@@ -129,10 +129,10 @@ def served_network(model: Model) -> nn.Module:
     """
     if huggingface.is_export(model):
         return huggingface.image_network(model)
-    return folded(read_network(model))
+    return fold(read_network(model))
 
 
-def folded(network: Network) -> Network:
+def fold(network: Network) -> Network:
     """Folds batch norm into the convolutions before it, in place; returns the network."""
     network.body = fuse(network.body)
     return network

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastapi_pt import huggingface, text_cnn
-from fastapi_pt.cpu import Inputs, optimised, use_threads
+from fastapi_pt.cpu import Inputs, optimise, use_threads
 from fastapi_pt.cuda import in_half
 from fastapi_pt.huggingface import ByName
 from smallplates.errors import ConfigurationError
@@ -48,7 +48,7 @@ class TokenNetwork:
         use_threads(settings.intra_op_threads)
         network = token_network(model)
         made = cls(network, settings, device, "fp32", "PyTorch computes texts in fp32 on a CPU")
-        made._compute = optimised(network, examples(model, network), scratch)
+        made._compute = optimise(network, examples(model, network), scratch)
         return made
 
     @classmethod

@@ -68,14 +68,14 @@ class Quantiser:
         """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
         self._model = model
         self._out = out
-        self._tensors = gpu_graph.normalised(pixels, model.description.pipeline)
+        self._tensors = gpu_graph.normalise(pixels, model.description.pipeline)
         self._folder = TemporaryDirectory()
         self._graph = Path(self._folder.name, "fp32.onnx")
 
     def __enter__(self) -> "Quantiser":
         """Simplifies the graph. Raises ConfigurationError."""
         try:
-            graph, _ = gpu_graph.simplified(
+            graph, _ = gpu_graph.simplify(
                 graph_file.read(self._model.file("model.onnx")), self._tensors[:1]
             )
         except Exception as error:  # onnx and onnxruntime raise types of their own

@@ -140,14 +140,14 @@ class Model:
                 f"the model {self.description.name} has no {relative} for this backend: "
                 f"no model.json in {self.folder} names one (smallplates export writes both)"
             )
-        return self.checked(relative)
+        return self.check_file(relative)
 
     def tokenizer(self) -> Path:
         """Returns the path of the tokeniser. Raises ConfigurationError."""
         name = huggingface.TOKENIZER
-        return self.checked(name) if name in self.description.files else self.folder / name
+        return self.check_file(name) if name in self.description.files else self.folder / name
 
-    def checked(self, relative: str) -> Path:
+    def check_file(self, relative: str) -> Path:
         """Returns the path of one of `files` after checking its digest. Raises ConfigurationError."""
         path = self.folder / relative
         if not path.is_file():
@@ -205,13 +205,13 @@ def what_is_missing(folder: Path) -> str:
     models = sorted(path.parent.name for path in folder.glob("*/model.json"))
     models += sorted(path.parent.name for path in folder.glob("*/config.json"))
     if models:
-        return f"it contains several models; name one of them: {listed(models)}"
+        return f"it contains several models; name one of them: {list_names(models)}"
     names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
-    return f"{needed}; {f'it has {listed(names)}' if names else 'it is empty'}"
+    return f"{needed}; {f'it has {list_names(names)}' if names else 'it is empty'}"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Returns the first names as text, and how many more there are."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

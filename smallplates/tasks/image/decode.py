@@ -185,7 +185,7 @@ class ImageDecoder:
         side = DRAFT_MARGIN * max(resize)  # EXIF may still swap width and height
         return side, side
 
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
+    def _size_after_resize(self, width: int, height: int) -> tuple[int, int]:
         """Returns an image's (width, height) after `pipeline.resize`, before the crop."""
         short = self.pipeline.resize
         if not isinstance(short, int):
@@ -206,7 +206,7 @@ class ImageDecoder:
         """
         pipeline = self.pipeline
         width, height = size_of(image)
-        new_width, new_height = self._resized(width, height)
+        new_width, new_height = self._size_after_resize(width, height)
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height) or pipeline.exact:
             self._check_size(new_width, new_height)  # a long, narrow image may become too large

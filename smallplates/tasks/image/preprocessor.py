@@ -1,6 +1,7 @@
 """Image processors of transformers: `preprocessor_config.json` as an image pipeline, or refused."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -33,9 +34,11 @@ class Preprocessor(File):
 
     image_processor_type: str | None = None
     feature_extractor_type: str | None = None
-    do_resize: bool = True
-    size: Sizes | None = None
-    resample: int | None = None
+    do_resize: Literal[True] = True
+    size: Sizes
+    resample: Literal[1, 2, 3, 4, 5]
+    """Number of the filter, see FILTERS."""
+
     do_center_crop: bool | None = None
     crop_size: Sizes | None = None
     crop_pct: PositiveFloat | None = None
@@ -44,7 +47,7 @@ class Preprocessor(File):
     do_normalize: bool = True
     image_mean: Channels | None = None
     image_std: Channels | None = None
-    do_flip_channel_order: bool | None = None
+    do_flip_channel_order: Literal[False] | None = None
 
     @property
     def kind(self) -> str:
@@ -60,18 +63,11 @@ class Preprocessor(File):
 
     def pipeline(self) -> ImagePipeline:
         """Returns the preprocessing steps. Raises ValueError for unsupported ones."""
-        kind = self.kind
-        if not self.do_resize:
-            raise ValueError("do_resize is false, but all images need the same size")
-        if self.do_flip_channel_order:
-            raise ValueError("do_flip_channel_order is true, but only RGB is supported")
-        resample = FILTERS.get(self.resample or 0)
-        if resample is None:
-            raise ValueError(f"resample is {self.resample}; filters 1 to 5 are supported")
-        resize, crop = self._sizes(kind)
+        resize, crop = self._sizes(self.kind)
         mean, std = self._statistics()
-        steps = {"resize": resize, "center_crop": crop, "crop_rounding": "down", "filter": resample}
-        return ImagePipeline.model_validate({**steps, "exact": True, "mean": mean, "std": std})
+        steps = {"resize": resize, "center_crop": crop, "mean": mean, "std": std}
+        exact = {"crop_rounding": "down", "exact": True, "filter": FILTERS[self.resample]}
+        return ImagePipeline.model_validate(steps | exact)
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
         """Returns the size after resizing, the short side or (height, width), and the crop's side."""
@@ -95,9 +91,7 @@ class Preprocessor(File):
 
     def _statistics(self) -> tuple[list[float], list[float]]:
         """Returns mean and standard deviation for pixels from 0 to 1, whatever the file's scale is."""
-        mean, std = self.image_mean, self.image_std
-        if not self.do_normalize:
-            mean, std = 0.0, 1.0
+        mean, std = (self.image_mean, self.image_std) if self.do_normalize else (0.0, 1.0)
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0

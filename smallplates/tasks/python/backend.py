@@ -84,7 +84,7 @@ class PythonBackend:
             cuda_driver.total_memory(index)
             device, self._on_gpu = f"cuda:{index}", True
         for relative in description.files:
-            model.checked(relative)
+            model.check_file(relative)
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.intra_op_threads))
         declared = import_class(description.task, model.folder)
         self._read_declarations(declared, settings)
@@ -155,31 +155,31 @@ class PythonBackend:
             try:
                 items[place] = self._preprocess(request)
             except ValueError as error:
-                results[place] = refused(error)
+                results[place] = refusal(error)
         if items:
-            results |= self._computed(items)
+            results |= self._compute(items)
         return [results[place] for place in sorted(results)]
 
-    def _computed(self, items: dict[int, Any]) -> dict[int, Result]:
+    def _compute(self, items: dict[int, Any]) -> dict[int, Result]:
         """Returns the result of each item. A ValueError from `infer` refuses a single item."""
         try:
             outputs = self._task.infer(list(items.values()))
         except ValueError as error:
             if len(items) > 1:
                 raise
-            return dict.fromkeys(items, refused(error))
+            return dict.fromkeys(items, refusal(error))
         results = list(outputs) if isinstance(outputs, Iterable) else []
         if len(results) != len(items):
             kind = type(outputs).__name__
             raise TaskError(f"infer returned {len(results)} outputs ({kind}) for {len(items)} items")
-        return {place: self._finished(output) for place, output in zip(items, results, strict=True)}
+        return {place: self._finish(output) for place, output in zip(items, results, strict=True)}
 
-    def _finished(self, output: Any) -> Result:
+    def _finish(self, output: Any) -> Result:
         """Returns the result for one output."""
         try:
             answer = self._postprocess(output)
         except ValueError as error:
-            return refused(error)
+            return refusal(error)
         try:
             valid = self._answer.validate_python(answer)
             text = self._answer.dump_json(valid, by_alias=True)
@@ -263,10 +263,10 @@ def invalid(error: ValidationError) -> Result:
     if (count := error.error_count()) > MAX_PROBLEMS:
         return Status.NOT_OF_TYPE, f"{count} values are not of the declared type".encode()
     no_json = error.errors(include_input=False)[0]["type"] == "json_invalid"
-    return Status.NOT_JSON if no_json else Status.NOT_OF_TYPE, refused(error)[1]
+    return Status.NOT_JSON if no_json else Status.NOT_OF_TYPE, refusal(error)[1]
 
 
-def refused(error: ValueError) -> Result:
+def refusal(error: ValueError) -> Result:
     """Returns the refusal of a request by the class itself."""
     return Status.REFUSED, words(error)[:MAX_TEXT].encode(errors="replace")
 

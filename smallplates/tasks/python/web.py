@@ -116,7 +116,7 @@ class PythonRequests(Task):
         return candidates[0] if is_object(self.answer_schema) else candidates[0]["answer"]
 
 
-def resolved(schema: Schema) -> Schema:
+def resolve(schema: Schema) -> Schema:
     """Returns the schema that a top-level reference, as in recursive types, refers to."""
     name = schema.get("$ref", "").rpartition("/")[2]
     definition: Schema = schema.get("$defs", {}).get(name, schema)
@@ -125,12 +125,12 @@ def resolved(schema: Schema) -> Schema:
 
 def is_object(schema: Schema) -> bool:
     """Returns whether a type is an object with known fields."""
-    return "properties" in resolved(schema)
+    return "properties" in resolve(schema)
 
 
 def declared_fields(schema: Schema, name: str) -> tuple[Field, ...]:
     """Returns the fields of a type; a type without fields becomes a single field called `name`."""
-    return fields_of(resolved(schema)) if is_object(schema) else (field_of(name, schema, True),)
+    return fields_of(resolve(schema)) if is_object(schema) else (field_of(name, schema, True),)
 
 
 def check_json(data: bytes) -> None:

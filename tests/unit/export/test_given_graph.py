@@ -96,7 +96,7 @@ def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
 
 
 def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    answer: NDArray[np.float32] = gpu_graph.normalised(pixels, PIPELINE).mean((2, 3))
+    answer: NDArray[np.float32] = gpu_graph.normalise(pixels, PIPELINE).mean((2, 3))
     return answer
 
 

@@ -70,7 +70,7 @@ def test_every_size_answers_as_on_the_cpu(
     device = Processor()
     network = cuda.CudaNetwork(model, device, precision)  # type: ignore[arg-type]
     assert network.precision == precision
-    photos = gpu_graph.normalised(pixels, model.description.pipeline)
+    photos = gpu_graph.normalise(pixels, model.description.pipeline)
     for size in (4, 1, 4):
         for first in (0, 4):
             part = slice(first, first + size)

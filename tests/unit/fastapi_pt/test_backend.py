@@ -12,7 +12,7 @@ from torch import nn
 
 from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimised
+from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimise
 from fastapi_pt.huggingface import ByName
 from smallplates.errors import ConfigurationError
 from smallplates.models.comparison import probabilities
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 def test_a_network_that_onednn_lacks_a_layer_for_is_served_in_the_plain_form(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(6), nn.Flatten()).eval()
     photos = torch.rand(2, 3, 7, 7)
-    served = optimised(network, [(torch.zeros(1, 3, 7, 7),), (photos,)], tmp_path)
+    served = optimise(network, [(torch.zeros(1, 3, 7, 7),), (photos,)], tmp_path)
     with torch.inference_mode():
         torch.testing.assert_close(served(photos), network(photos))
     assert json.loads((tmp_path / FORM).read_text())[0] == PLAIN
@@ -46,10 +46,10 @@ class Multiplied(nn.Module):
 
 def test_a_network_that_tracing_changes_is_served_as_it_is(tmp_path: Path) -> None:
     network, photos = Multiplied().eval(), torch.rand(3, 2)
-    served = optimised(network, [(torch.zeros(1, 2),), (photos,)], tmp_path)
+    served = optimise(network, [(torch.zeros(1, 2),), (photos,)], tmp_path)
     assert torch.equal(served(photos), photos * 3)
     assert json.loads((tmp_path / FORM).read_text())[0] == EAGER
-    assert optimised(network, [(photos[:1],), (photos,)], tmp_path) is network
+    assert optimise(network, [(photos[:1],), (photos,)], tmp_path) is network
 
 
 def test_an_export_needs_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

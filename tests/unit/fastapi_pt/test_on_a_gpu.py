@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastapi_pt import cuda
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.network import Normalise, folded, read_network
+from fastapi_pt.network import Normalise, fold, read_network
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -80,7 +80,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "device", Device)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(cuda, "pinned", lambda shape: torch.zeros(shape))
+    monkeypatch.setattr(cuda, "pin", lambda shape: torch.zeros(shape))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def expected(model: Model, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def network_of(model: Model, dtype: torch.dtype = torch.float32) -> cuda.CudaNetwork:
-    network = folded(read_network(model)).to(dtype)
+    network = fold(read_network(model)).to(dtype)
     image = model.description.pipeline
     return cuda.CudaNetwork(
         network, Normalise(image), image.output_size, len(model.labels), graphs=False
@@ -221,7 +221,7 @@ def test_errors_are_translated(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(network, "_recorded", fail)
+    monkeypatch.setattr(network, "_record", fail)
     with pytest.raises(kind):
         network.infer(pixels[:1])
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
-from fastapi_onnx.shared_weights import FOLDER, GRAPH, WEIGHTS, optimised
+from fastapi_onnx.shared_weights import FOLDER, GRAPH, WEIGHTS, optimise
 from smallplates.engine.backend import Backend
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ImagePipeline
@@ -137,7 +137,7 @@ def test_workers_that_start_together_make_the_optimised_graph_once(tmp_path: Pat
 
     def ask(_: int) -> Path | None:
         all_ask.wait()
-        return optimised(graph, tmp_path)
+        return optimise(graph, tmp_path)
 
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(ask, range(4))) == {tmp_path / FOLDER / GRAPH}
