@@ -158,11 +158,11 @@ class Server(uvicorn.Server):
 
     def connect(self, connection: socket.socket) -> None:
         """Serves an accepted connection, or refuses it if there is no room and none can be made."""
-        if not self.connections.opened():
+        if not self.connections.add():
             with contextlib.suppress(OSError), connection:
                 connection.setblocking(False)
                 connection.send(BUSY)
-            self.connections.closed()
+            self.connections.remove()
             return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._connecting.add(task)  # the event loop itself keeps only weak references
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
             await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
         except OSError:  # the client has already gone
             connection.close()
-            self.connections.closed()
+            self.connections.remove()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops listening, then lets connections finish."""
@@ -224,10 +224,10 @@ def most_connections(settings: Settings) -> int:
     others = OTHER_DESCRIPTORS
     others += settings.tcp_max_connections if settings.tcp_port is not None else 0
     others += settings.grpc_max_connections if settings.grpc_port is not None else 0
-    wanted = settings.max_connections + others
+    total = settings.max_connections + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    possible = total if hard == resource.RLIM_INFINITY else min(total, hard)
+    if soft == resource.RLIM_INFINITY or soft >= total:
         return settings.max_connections
     if soft < possible:
         resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))

@@ -56,8 +56,12 @@ class ErrorText(BaseModel):
 
 def native_error(error: ServingError, context: RequestContext) -> Response:
     """Returns `{"detail", "code", "request_id"}` with the error's status and headers."""
-    body = {"detail": error.detail, "code": error.code, "request_id": context.request_id}
-    return json_response(body, error.status, error.headers)
+    return json_response(native_content(error, context), error.status, error.headers)
+
+
+def native_content(error: ServingError, context: RequestContext) -> dict[str, Any]:
+    """Returns the JSON of an error in the native API and over TCP."""
+    return {"detail": error.detail, "code": error.code, "request_id": context.request_id}
 
 
 def text_error(error: ServingError, _: RequestContext) -> Response:
@@ -117,7 +121,10 @@ class Routes(APIRouter):
         self._security = pipeline.check_key.documented()
         dialect.add_routes(self, pipeline, catalog)
         for route in self.routes:
-            route.dialect = dialect  # type: ignore[attr-defined]  # all are `Route`s
+            assert isinstance(route, Route)  # noqa: S101 the router's class of routes
+            route.dialect = dialect
+            if route.methods == {"GET"}:
+                route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
         """Returns FastAPI's `responses` for errors of these statuses; native ones get an example."""

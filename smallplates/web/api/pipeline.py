@@ -206,9 +206,9 @@ def parse_timeout(text: str | None, largest: int) -> int:
     """
     if text is None:
         return largest
-    if not (text.isascii() and text.isdigit() and (asked := float(text)) >= 1):
+    if not (text.isascii() and text.isdigit() and (limit := float(text)) >= 1):
         raise InvalidRequestError("X-Request-Timeout-Ms must be a whole number of at least 1")
-    return int(min(asked, largest))
+    return int(min(limit, largest))
 
 
 def parse_priority(text: str | None) -> bool:

@@ -42,6 +42,7 @@ from smallplates.errors import (
 )
 from smallplates.logging import logger
 from smallplates.tasks.base import Task
+from smallplates.web.api.dialect import native_content
 from smallplates.web.api.fields import fields_from_body
 from smallplates.web.api.pipeline import Call, Pipeline, Target
 from smallplates.web.http.body import Body, decode_json, dump_json
@@ -127,9 +128,9 @@ def response(number: int, status: int, content: dict[str, Any]) -> bytes:
     return FRAME.pack(AFTER_LENGTH + len(text), number, status) + text
 
 
-def error_content(error: ServingError, request_id: str) -> dict[str, Any]:
+def error_content(error: ServingError, context: RequestContext) -> dict[str, Any]:
     """Returns the JSON object of a response that reports an error."""
-    content: dict[str, Any] = {"detail": error.detail, "code": error.code, "request_id": request_id}
+    content = native_content(error, context)
     if "Retry-After" in error.headers:
         content["retry_after"] = int(error.headers["Retry-After"])
     return content
@@ -168,7 +169,9 @@ class TcpServer:
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= self.service.settings.tcp_max_connections:
             error = OverloadedError("too many connections")
-            writer.write(response(0, error.status, error_content(error, choose_id(None))))
+            writer.write(
+                response(0, error.status, error_content(error, RequestContext(choose_id(None))))
+            )
             writer.close()
             self.service.metrics.requests.labels(PATH, str(error.status), error.code, "").inc()
             return
@@ -199,7 +202,7 @@ class Connection:
         self._writer = writer
         self._client = (writer.get_extra_info("peername") or ("",))[0]
         self._timeout_s = self._settings.body_timeout_ms / 1000
-        self._authorized = False
+        self._is_trusted = False
         self._tasks = asyncio.TaskGroup()
         self._reading: asyncio.Task[None] | None = None
         self._arriving = False  # whether an admitted request's body is arriving
@@ -314,15 +317,15 @@ class Connection:
             status, content = 200, await answer()
         except Exception as error:
             problem = to_client_error(error, frame.context)
-            status, content = problem.status, error_content(problem, frame.context.request_id)
+            status, content = problem.status, error_content(problem, frame.context)
         await self._send(response(frame.number, status, content))
         frame.context.status = status
 
     def _check_key(self, options: Options) -> None:
         """Raises UnauthorizedError unless a frame of this connection has contained the key."""
         key = self._pipeline.check_key
-        self._authorized |= key.matches((options.key or "").encode())
-        if not self._authorized:
+        self._is_trusted |= key.matches((options.key or "").encode())
+        if not self._is_trusted:
             raise UnauthorizedError("a valid API key is needed: `key` in the first frame's options")
 
     def _limits(self, options: Options, task: Task) -> RequestOptions:

@@ -84,8 +84,8 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     @routes.get("/models/{model}", summary="How the model is served", responses=responses)
     @routes.get("/models/{model}/{version}", summary="How a version is served", responses=responses)
     async def one_model(model: str, version: str | None = None) -> Response:
-        wanted = None if version == "all" else version
-        return json_response([describe(find(catalog, model, wanted))])
+        one = None if version == "all" else version
+        return json_response([describe(find(catalog, model, one))])
 
 
 def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:

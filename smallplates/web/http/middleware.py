@@ -76,9 +76,9 @@ class AccessLogMiddleware:
         record(self.metrics, context, route or "other", timed)
 
 
-def header(scope: Scope, wanted: bytes) -> bytes | None:
+def header(scope: Scope, name: bytes) -> bytes | None:
     """Returns the first header with this name, given in lower case, or None."""
-    return next((value for name, value in scope["headers"] if name == wanted), None)
+    return next((value for key, value in scope["headers"] if key == name), None)
 
 
 class ErrorMiddleware:

@@ -48,12 +48,12 @@ class Connections:
         self.draining = False  # shutting down: each connection's newest request is its last
         self._waiting: dict[asyncio.Transport, None] = {}
 
-    def opened(self) -> bool:
-        """Counts a new connection; if it returns False, there is no room and `closed` must be called."""
+    def add(self) -> bool:
+        """Counts a new connection; if it returns False, there is no room and `remove` must be called."""
         self.open += 1
         return self.open <= self.most or self.make_room()
 
-    def closed(self) -> None:
+    def remove(self) -> None:
         """Removes a connection from the count."""
         self.open -= 1
 
@@ -128,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         Drops references to requests, so that their bodies need no garbage collection.
         """
         self._registry.mark_busy(self._connection)
-        self._registry.closed()
+        self._registry.remove()
         self.resume_writing()
         self._unset_keepalive_if_required()
         if self._hangup is not None:

@@ -47,12 +47,12 @@ def test_the_longest_waiting_goes_first() -> None:
 def test_where_all_are_busy_there_is_no_room() -> None:
     connections = Connections(most=16)
     for _ in range(16):
-        assert connections.opened()
-    assert not connections.opened()
-    connections.closed()
+        assert connections.add()
+    assert not connections.add()
+    connections.remove()
     idle = connection()
     connections.mark_idle(idle)
-    assert connections.opened()
+    assert connections.add()
     assert aborted(idle)
     assert connections.open == 17
 
@@ -134,7 +134,7 @@ def test_accepting_pauses_and_never_spins(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_refusal_is_told() -> None:
     server = Server(Mock(), Settings(max_connections=16))
     for _ in range(16):
-        server.connections.opened()
+        server.connections.add()
     ours, theirs = socket.socketpair()
     with ours:
         server.connect(theirs)
