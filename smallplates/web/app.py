@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
 
@@ -87,6 +88,9 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     dialects = enabled_dialects(settings)
     for dialect in dialects:  # `include_router` would cost 20 us per request
         app.router.routes.extend(Routes(dialect, pipeline, catalog).routes)
+    for route in app.router.routes:  # also Swagger's
+        if isinstance(route, APIRoute) and route.methods == {"GET"}:
+            route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
     app.middleware_stack = middleware_stack(app, settings, service.metrics, dialects, tracer)
     return app
 

@@ -123,8 +123,6 @@ class Routes(APIRouter):
         for route in self.routes:
             assert isinstance(route, Route)  # noqa: S101 the router's class of routes
             route.dialect = dialect
-            if route.methods == {"GET"}:
-                route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
         """Returns FastAPI's `responses` for errors of these statuses; native ones get an example."""
