@@ -52,6 +52,8 @@ def sentences(page: Page) -> list[str]:
 
 def test_choosing_is_enough(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
+    assert page.locator("#labels li").all_inner_texts() == LABELS
+    expect(page.locator("footer")).to_contain_text("It recognises only these 11 classes")
     page.get_by_label("Choose photos").set_input_files(EGG)
     expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
     expect(page.locator("#say")).to_have_text("eggs.jpg: Soup, 92 %")
@@ -77,12 +79,6 @@ def test_not_sure(open_page: Opener, stub: StubApi) -> None:
     page.get_by_label("Choose photos").set_input_files(EGG)
     expect(page.locator(".card-sentence")).to_have_text("Not sure: Soup 41 %, Rice 37 %")
     expect(page.locator(".card-note")).to_contain_text("outside these classes")
-
-
-def test_it_says_what_it_knows(open_page: Opener) -> None:
-    page = open_page()
-    assert page.locator("#labels li").all_inner_texts() == LABELS
-    expect(page.locator("footer")).to_contain_text("It recognises only these 11 classes")
 
 
 def test_samples(open_page: Opener, stub: StubApi) -> None:
@@ -119,18 +115,19 @@ def test_drop_of_a_picture_inside_another_page(open_page: Opener, stub: StubApi)
     assert stub.asked[0].photo.startswith(b"GIF89a")
 
 
-def test_drop_of_an_address(open_page: Opener, stub: StubApi) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (("text/uri-list", "https://example.org/soup.jpg"), "only the image's address"),
+        (("text/html", "<p>soup"), "There is no image"),
+    ],
+)
+def test_drop_of_what_is_no_image(
+    open_page: Opener, stub: StubApi, content: tuple[str, str], problem: str
+) -> None:
     page = open_page()
-    give(page, "drop", ("text/uri-list", "https://example.org/soup.jpg"))
-    expect(page.locator(".problem")).to_contain_text("only the image's address")
-    expect(page.get_by_role("alert").last).to_contain_text("Copy the image")
-    assert not stub.asked
-
-
-def test_drop_of_words(open_page: Opener, stub: StubApi) -> None:
-    page = open_page()
-    give(page, "drop", ("text/html", "<p>soup"))
-    expect(page.locator(".problem")).to_contain_text("There is no image in what you dropped.")
+    give(page, "drop", content)
+    expect(page.locator(".problem")).to_contain_text(problem)
     assert not stub.asked
 
 

@@ -1,6 +1,7 @@
 """Trouble: a slow, busy or missing API, no network, files too large; what the page says and does."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,21 +45,22 @@ def test_cancel_of_one_that_waits_for_its_turn(open_page: Opener, stub: StubApi)
     assert len(stub.asked) == 3
 
 
-def test_busy_counts_down_and_tries_again(open_page: Opener, stub: StubApi) -> None:
+def test_busy_is_tried_again(open_page: Opener, stub: StubApi) -> None:
     stub.answers.append(error(503, "overloaded", 2))
     page = open_page()
     choose(page, EGG)
-    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 2 s")
-    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 1 s")
     expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
     assert len(stub.asked) == 2
 
 
-def test_cancel_while_busy(open_page: Opener, stub: StubApi) -> None:
+def test_busy_counts_down_until_it_is_cancelled(open_page: Opener, stub: StubApi) -> None:
     stub.answers.append(error(503, "overloaded", 50))
     page = open_page()
     choose(page, EGG)
-    expect(page.locator(".card-sentence")).to_have_text("Busy, trying again in 50 s")
+    expect(page.locator(".card-sentence")).to_have_text(re.compile("^Busy, trying again in (50|4.) s$"))
+    seconds = page.locator(".card-sentence").inner_text()
+    expect(page.locator(".card-sentence")).not_to_have_text(seconds)
+    assert page.locator(".card-sentence").inner_text() < seconds
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator(".card-sentence")).to_have_text("Cancelled")
 
