@@ -212,8 +212,8 @@ def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: 
         objection = objection or "OpenVINO computes float64 in fp32"
 
     def load(candidate: Candidate) -> Infer:
-        kept = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
-        session = open_candidate(model, candidate, settings, kept)
+        shared = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
+        session = open_candidate(model, candidate, settings, shared)
         return Network(model, session, signature=signature).compared
 
     return choose(
@@ -284,10 +284,10 @@ def open_session(
     def graph() -> bytes | Path:
         if plain:
             return path
-        made: bytes = with_two_inputs(
+        content: bytes = with_two_inputs(
             graph_file.read(path), model.description.pipeline
         ).SerializeToString()
-        return made
+        return content
 
     try:
         if runtime == OPENVINO:

@@ -144,12 +144,12 @@ class TorchBackend:
             torch.cuda.empty_cache()
 
 
-def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None]:
+def choose_device(name: str, index: int = 0) -> tuple[torch.device, str | None]:
     """Returns the device, and why `auto` fell back to the CPU, else None.
 
     Raises ConfigurationError if `cuda` cannot be used.
     """
-    if wanted == "cpu":
+    if name == "cpu":
         return torch.device("cpu"), None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a broken driver is reported below, in words
@@ -165,6 +165,6 @@ def choose_device(wanted: str, index: int = 0) -> tuple[torch.device, str | None
             return device, None
         except RuntimeError as error:  # no such GPU, too old for this torch, or full
             reason = str(error)
-    if wanted == "cuda":
+    if name == "cuda":
         raise ConfigurationError(f"CUDA cannot be used: {reason}")
     return torch.device("cpu"), reason

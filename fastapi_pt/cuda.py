@@ -139,7 +139,7 @@ class CudaNetwork:
         """Yields the bucket of a size; queues work on `stream`, by default the computing one."""
         with translate_errors(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._buckets:
-                self._buckets[size] = self._record(size)
+                self._buckets[size] = self._new_bucket(size)
             with torch.cuda.stream(stream or self._stream):
                 yield self._buckets[size]
 
@@ -152,7 +152,7 @@ class CudaNetwork:
         answer: NDArray[np.float32] = bucket.answer.numpy().copy()  # the next batch overwrites it
         return answer
 
-    def _record(self, size: int) -> Bucket:
+    def _new_bucket(self, size: int) -> Bucket:
         """Makes a bucket and records its graphs."""
         bucket = Bucket(size, self._image_size, self._classes, self._like)
         tensors, logits = bucket.tensors, bucket.logits  # no cycle: a failed bucket is freed at once

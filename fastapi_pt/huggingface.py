@@ -92,10 +92,10 @@ def signature_of(model: Model) -> Signature:
         name: tuple(sizes.get(axis) or getattr(config, f"{axis}_size") for axis in axes)
         for name, axes in kind.outputs.items()
     }
-    taken = inspect.signature(network.forward).parameters
+    parameters = inspect.signature(network.forward).parameters
     return Signature(
         "tensor",
-        tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in taken),
+        tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in parameters),
         tuple(TensorSpec(name, "float32", shape) for name, shape in shapes.items()),
         limits={LENGTH: model.description.limit(LENGTH)},
         failure_is_client_error=True,

@@ -98,8 +98,8 @@ def fill(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
         reasons.append(f"{len(unknown)} tensors have unknown names, such as {min(unknown)}")
     if shaped:
         name = min(shaped)
-        wanted, actual = list(own_state[name].shape), list(weights[name].shape)
-        reasons.append(f"{name} has the shape {actual} instead of {wanted}")
+        own_shape, shape = list(own_state[name].shape), list(weights[name].shape)
+        reasons.append(f"{name} has the shape {shape} instead of {own_shape}")
     if reasons:
         raise ConfigurationError("; ".join(reasons))
     state = OrderedDict((name, tensor.float()) for name, tensor in weights.items())

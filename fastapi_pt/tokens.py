@@ -47,9 +47,9 @@ class TokenNetwork:
             )
         use_threads(settings.intra_op_threads)
         network = token_network(model)
-        made = cls(network, settings, device, "fp32", "PyTorch computes texts in fp32 on a CPU")
-        made._compute = optimise(network, examples(model, network), scratch)
-        return made
+        tokens = cls(network, settings, device, "fp32", "PyTorch computes texts in fp32 on a CPU")
+        tokens._compute = optimise(network, examples(model, network), scratch)
+        return tokens
 
     @classmethod
     def on_gpu(
@@ -112,7 +112,7 @@ def bounds(network: ByName) -> dict[str, int]:
 def examples(model: Model, network: ByName) -> list[Inputs]:
     """Returns batches of texts, one of them padded in each batch."""
     most = model.description.text_pipeline.max_tokens
-    made = []
+    batches = []
     for count, length in EXAMPLES:
         refuses = getattr(network.network.config, "pad_token_id", 0) is None  # as transformers does
         count, length = 1 if refuses else count, min(length, most)
@@ -120,5 +120,5 @@ def examples(model: Model, network: ByName) -> list[Inputs]:
         mask[0, (length + 1) // 2 :] = 0
         words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]
         values: dict[str, Tensor] = {"input_ids": words * mask, "attention_mask": mask}
-        made.append(tuple(values.get(name, torch.zeros_like(mask)) for name in network.inputs))
-    return made
+        batches.append(tuple(values.get(name, torch.zeros_like(mask)) for name in network.inputs))
+    return batches

@@ -74,10 +74,10 @@ class Config(File):
     def labels(self) -> list[str]:
         """Class names in the order of the outputs. Raises ValueError."""
         count = self.num_labels or DEFAULT_LABELS
-        named = self.id2label or {index: f"LABEL_{index}" for index in range(count)}
-        if sorted(named) != list(range(len(named))):
-            raise ValueError(f"id2label must have all numbers from 0 to {len(named) - 1}")
-        return [named[index] for index in range(len(named))]
+        names = self.id2label or {index: f"LABEL_{index}" for index in range(count)}
+        if sorted(names) != list(range(len(names))):
+            raise ValueError(f"id2label must have all numbers from 0 to {len(names) - 1}")
+        return [names[index] for index in range(len(names))]
 
 
 def export(folder: Path, version: str | None, name: str = "") -> ModelDescription | None:

@@ -142,15 +142,15 @@ class Signature:
             raise InvalidTensorError(
                 f"each item of {spec.name} must have the shape {spec.shape}, not {tuple(shape)}"
             )
-        for size, wanted in zip(shape, spec.shape, strict=True):
-            if isinstance(wanted, str):
-                if not 1 <= size <= self.limits[wanted]:
+        for size, axis in zip(shape, spec.shape, strict=True):
+            if isinstance(axis, str):
+                if not 1 <= size <= self.limits[axis]:
                     raise InvalidTensorError(
-                        f"{spec.name} has the size {size} along {wanted}; "
-                        f"1 to {self.limits[wanted]} are accepted"
+                        f"{spec.name} has the size {size} along {axis}; "
+                        f"1 to {self.limits[axis]} are accepted"
                     )
-                wanted = sizes.setdefault(wanted, size)
-            if size != wanted:
+                axis = sizes.setdefault(axis, size)
+            if size != axis:
                 raise InvalidTensorError(
                     f"each item of {spec.name} must have the shape {spec.sized(self.limits | sizes)}, "
                     f"not {tuple(shape)}"
@@ -173,8 +173,8 @@ def examples(signature: Signature, count: int, sizes: Mapping[str, int]) -> list
 def put_at_end(array: Array, values: Sequence[int]) -> None:
     """Writes the values, or as many of the last ones as there is room for, at the last axis' end."""
     if values:
-        kept = values[-array.shape[-1] :]
-        array[..., -len(kept) :] = kept
+        ending = values[-array.shape[-1] :]
+        array[..., -len(ending) :] = ending
 
 
 def check_outputs(

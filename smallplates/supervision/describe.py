@@ -65,14 +65,14 @@ def signature(backend: str, model: Model) -> Signature:
     answer = json.loads(answers[-1])
     if "error" in answer:
         raise ConfigurationError(answer["error"])
-    found = SIGNATURE.validate_python(answer["signature"])
+    result = SIGNATURE.validate_python(answer["signature"])
     if len(answers) == 1 and done.returncode:
         timed_out = done.returncode == -signal.SIGALRM
         reason = "it takes too long" if timed_out else f"the process {describe_exit(done.returncode)}"
-        found = replace(found, batch_note=f"{NOT_COMPARED}: {reason}")
-    if found.batch_note:
-        logger().info("batching", model=name, batched=found.is_batched, reason=found.batch_note)
-    return found
+        result = replace(result, batch_note=f"{NOT_COMPARED}: {reason}")
+    if result.batch_note:
+        logger().info("batching", model=name, batched=result.is_batched, reason=result.batch_note)
+    return result
 
 
 def main(backend: str, folder: str, version: str, name: str, parent: str) -> None:

@@ -183,9 +183,9 @@ def word_places(numbers: Array) -> Array:
 
 def softmax(logits: Array, counts: Array) -> Array:
     """Returns probabilities [tokens]; tokens that do not count get 0."""
-    kept = np.where(counts, logits.astype(np.float32), MASKED)
-    numbers = np.exp(kept - kept.max())
-    return np.asarray(numbers / numbers.sum())
+    numbers = np.where(counts, logits.astype(np.float32), MASKED)
+    exponentials = np.exp(numbers - numbers.max())
+    return np.asarray(exponentials / exponentials.sum())
 
 
 def best_spans(start: Array, end: Array, count: int) -> tuple[Array, Array, Array]:

@@ -143,9 +143,9 @@ class TextTask(Task):
             encoding = self._tokenizer.encode(text, pair[0] if pair else None)
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
-        kept = set(encoding.sequence_ids)
+        present = set(encoding.sequence_ids)
         for number, name in enumerate(texts):
-            if number not in kept:
+            if number not in present:
                 raise InvalidTextError(f"the {name} has no characters that the model knows")
         return encoding
 
@@ -234,12 +234,12 @@ def read_outputs(model: Model, graph: Signature) -> tuple[TensorSpec, ...]:
     If the row has a single output, it may have another name and is then the graph's first. Raises
     ConfigurationError.
     """
-    named = kind_of(model.description.task).outputs
+    row = kind_of(model.description.task).outputs
     specs = {spec.name: spec for spec in graph.outputs}
-    if len(named) == 1:
-        specs.setdefault(next(iter(named)), graph.outputs[0])
+    if len(row) == 1:
+        specs.setdefault(next(iter(row)), graph.outputs[0])
     known, outputs = {"token": LENGTH, "label": len(model.labels)}, []
-    for name, axes in named.items():
+    for name, axes in row.items():
         shape = specs[name].shape if name in specs else ()
         sizes = tuple(LENGTH if isinstance(size, str) else size for size in shape)
         if len(sizes) != len(axes) or sizes != tuple(map(known.get, axes, sizes)):

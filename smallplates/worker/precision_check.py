@@ -48,8 +48,8 @@ def sample_images(size: tuple[int, int]) -> NDArray[np.uint8]:
     patches = random.integers(0, 256, (SAMPLES, 4, 4, 3))
     large = patches[:, rows][:, :, columns]
     noise = random.integers(-40, 41, large.shape)
-    drawn: NDArray[np.uint8] = np.clip(large + noise, 0, 255).astype(np.uint8)
-    return drawn
+    images: NDArray[np.uint8] = np.clip(large + noise, 0, 255).astype(np.uint8)
+    return images
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
         shape = (count, *spec.sized(sizes))
         if np.dtype(spec.dtype).kind == "f":
             return random.normal(size=shape).astype(spec.dtype)
-        drawn = random.integers(0, 2, shape)
-        drawn.reshape(count, -1)[:, 0] = np.arange(count) % 2
-        return drawn.astype(spec.dtype)
+        integers = random.integers(0, 2, shape)
+        integers.reshape(count, -1)[:, 0] = np.arange(count) % 2
+        return integers.astype(spec.dtype)
 
     return list(map(numbers, signature.inputs))
 

@@ -221,7 +221,7 @@ def test_errors_are_translated(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(network, "_record", fail)
+    monkeypatch.setattr(network, "_new_bucket", fail)
     with pytest.raises(kind):
         network.infer(pixels[:1])
 
