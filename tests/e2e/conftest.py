@@ -32,6 +32,12 @@ def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLA
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop that the service runs on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its folder; the class names are the class indices."""
     folder = tmp_path_factory.mktemp("models") / "fake"
@@ -64,6 +70,16 @@ def obedient(model: Path, folder: Path) -> dict[str, str]:
 def fake_settings(fake_model: Path, tmp_path: Path) -> dict[str, str]:
     """The environment of a fake service for one test, with its files in `tmp_path`."""
     return obedient(fake_model, tmp_path)
+
+
+@pytest.fixture
+def versions(fake_settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The same, of a model with three versions whose classes begin with `one-`, `two-` and `three-`."""
+    folder = tmp_path / "fake"
+    write_model(folder, "1", "one-")
+    write_model(folder / "2", "2", "two-")
+    write_model(folder / "3", "3", "three-")
+    return {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
 
 
 @pytest.fixture

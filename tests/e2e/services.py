@@ -1,12 +1,13 @@
 """Services of the fake backend as real processes: their children, their connections, requests."""
 
+import asyncio
 import http.client
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from urllib.parse import urlsplit
 
@@ -55,6 +56,13 @@ def fake_service(
         yield url, psutil.Process(process.pid)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns as soon as the condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
+            await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[EngineHandle]:
     """The engine of the model that the settings name, in this process."""
@@ -87,6 +95,19 @@ def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -
     assert last.startswith("the service cannot start: ")
     for word in words:
         assert word in last
+
+
+def ask(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`smallplates ask`."""
+    return subprocess.run(
+        [sys.executable, "-m", "smallplates", "ask", *arguments],
+        cwd=servers.ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:

@@ -1,10 +1,5 @@
 """`smallplates.client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
 
-import base64
-import json
-import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -177,33 +172,3 @@ def test_many_threads_share_a_client(url: str) -> None:
             thread.join()
     assert len(answers) == 20
     assert len(set(answers)) == 1
-
-
-def test_the_command(url: str, tmp_path: Path) -> None:
-    photo, text = tmp_path / "photo.png", tmp_path / "text.txt"
-    photo.write_bytes(command())
-    text.write_text("no picture")
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "smallplates", "ask", *arguments],
-            cwd=servers.ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    good = run(str(photo), str(photo), "--url", url, "--top-k", "2")
-    assert good.returncode == 0
-    assert re.fullmatch(rf"({photo}: .+ [\d.]+ %, .+ [\d.]+ % \([\d.]+ ms\)\n){{2}}", good.stdout)
-    fields = json.dumps({"image": base64.b64encode(command()).decode()})
-    as_json = run("--json", fields, "--url", url)
-    assert as_json.stdout.startswith(f'{fields}: {{"prediction": ')
-    assert as_json.returncode == 0
-    assert run("--json", "[1]", "--url", url).returncode == 2
-    mixed = run(str(text), str(photo), "--url", url)
-    assert mixed.returncode == 1
-    assert mixed.stdout.count("\n") == 1
-    assert "400 invalid_image" in mixed.stderr
-    assert "Traceback" not in run(str(photo), "--url", "nowhere").stderr

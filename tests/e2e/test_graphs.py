@@ -24,12 +24,6 @@ from tests.graphs import model, node, value
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of the engine's client."""
-    return "asyncio"
-
-
 class Engine:
     """A graph's engine."""
 
@@ -64,7 +58,7 @@ async def served(
         client.open()
         try:
             yield Engine(client)
-            await asyncio.wait_for(client.drained(), 20)
+            await asyncio.wait_for(client.drained(), 60)
         finally:
             client.close()
 

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
 COMMAND = [sys.executable, "-c", "from smallplates.__main__ import main; main()", "serve"]
 """As the installed script does it: the current folder is not on the path."""
 
-SAFE = {"PYTHONPATH": str(servers.ROOT), "PYTHONSAFEPATH": "1"}
 SHADOW = "raise SystemExit('this module of the current folder must not be imported')"
 TASK = """
 from pydantic import BaseModel

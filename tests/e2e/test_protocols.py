@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from smallplates.web.http.request_context import HIDDEN
 from tests import servers
-from tests.e2e.conftest import SharedService, write_model
+from tests.e2e.conftest import SharedService
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command, command_tensor
 from tests.servers import metric, wait_for
@@ -28,13 +28,6 @@ pytestmark = pytest.mark.slow
 
 RAW = {"Inference-Header-Content-Length": "0"}
 Ask = Callable[[str, bytes], requests.Response]
-
-
-@pytest.fixture
-def senders() -> Iterator[ThreadPoolExecutor]:
-    """Threads for requests that wait."""
-    with ThreadPoolExecutor(16) as executor:
-        yield executor
 
 
 def v2(url: str, picture: bytes, **headers: str) -> requests.Response:
@@ -177,12 +170,8 @@ def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, s
         assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
 
 
-def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "fake"
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
-    with fake_service(settings, instances="1", admin_key="chief") as (url, _):
+def test_versions_are_loaded_by_tritons_client(versions: dict[str, str]) -> None:
+    with fake_service(versions, instances="1", admin_key="chief") as (url, _):
         client = triton.InferenceServerClient(url.removeprefix("http://"))
         chief = {"Authorization": "Bearer chief"}
         with pytest.raises(InferenceServerException, match="API key"):
@@ -190,7 +179,7 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
         policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
         client.load_model("food_classifier", headers=chief, config=policy)
         index = {(m["version"], m["state"]) for m in client.get_model_repository_index()}
-        assert index == {("2", "READY")}
+        assert index == {("2", "READY"), ("3", "UNAVAILABLE")}
         assert client.is_model_ready("fake", "2")
         assert b"\x05\0\0\0two-4" in v2(url, command(class_index=4)).content
         client.load_model("food_classifier", headers=chief)
@@ -223,13 +212,10 @@ def test_versions_are_loaded_by_tritons_client(fake_settings: dict[str, str], tm
         client.close()
 
 
-def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Path) -> None:
-    folder, port = tmp_path / "fake", servers.free_port()
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+def test_versions_are_loaded_by_grpc(versions: dict[str, str]) -> None:
+    port = servers.free_port()
     with (
-        fake_service(settings, instances="1", admin_key="chief", grpc_port=str(port)),
+        fake_service(versions, instances="1", admin_key="chief", grpc_port=str(port)),
         triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
     ):
         chief = {"authorization": "Bearer chief"}
@@ -258,16 +244,12 @@ def test_versions_are_loaded_by_grpc(fake_settings: dict[str, str], tmp_path: Pa
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_client_that_does_not_wait_for_its_version_leaves_nothing_behind(
-    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+    versions: dict[str, str], tmp_path: Path, web_processes: str
 ) -> None:
-    folder, port = tmp_path / "fake", servers.free_port()
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    write_model(folder / "3", "3", "three-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+    port = servers.free_port()
     more = {"admin_key": "chief", "grpc_port": str(port), "web_processes": web_processes}
     with (
-        fake_service(settings, **more) as (url, server),
+        fake_service(versions, **more) as (url, server),
         triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
     ):
         chief = {"authorization": "Bearer chief"}

@@ -25,16 +25,10 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import EngineHandle
 from smallplates.tasks.python.backend import Status
-from tests.e2e.services import local_engine
-from tests.e2e.test_tensors import soon, until
+from tests.e2e.services import local_engine, until
+from tests.e2e.test_tensors import soon
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop that the service runs on."""
-    return "asyncio"
 
 
 def write_python_model(folder: Path, task: str, **more: Any) -> None:

@@ -58,13 +58,6 @@ def guarded_url() -> Iterator[str]:
         yield base
 
 
-@pytest.fixture
-def senders() -> Iterator[ThreadPoolExecutor]:
-    """Threads for requests that wait."""
-    with ThreadPoolExecutor(16) as executor:
-        yield executor
-
-
 def listens(url: str) -> bool:
     """Whether a new connection is accepted."""
     parts = urlsplit(url)

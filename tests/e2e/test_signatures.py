@@ -30,17 +30,11 @@ from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle, EnginePlan
 from smallplates.tasks.image_classification import image_signatures
 from tests.e2e.conftest import CLASSES, obedient
-from tests.e2e.services import local_engine
+from tests.e2e.services import local_engine, until
 from tests.fake import BACKEND
 from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The event loop of the engine's client."""
-    return "asyncio"
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ class Engine:
         self.before = {place: Counter(self.executions(place)) for place in range(len(self.kinds))}
         try:
             yield self
-            await asyncio.wait_for(self.client.drained(), 20)
+            await asyncio.wait_for(self.client.drained(), 60)
         finally:
             self.open_gate()
 
@@ -204,13 +198,6 @@ async def all_kinds(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Each of them."""
     return KINDS[request.param]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
-            await asyncio.sleep(0.005)
 
 
 async def held_by(engine: Engine) -> "asyncio.Task[list[int]]":
@@ -298,7 +285,7 @@ async def test_deadline_and_cancellation_leave_nothing_behind(all_kinds: Engine,
         assert await first == [99]
         with pytest.raises(DeadlineExceededError):
             await late
-        await asyncio.wait_for(engine.client.drained(), 20)
+        await asyncio.wait_for(engine.client.drained(), 60)
         assert engine.states[State.DONE] == 1
         assert engine.states[State.SKIPPED] >= 2
         assert engine.states[State.EXPIRED] >= 1

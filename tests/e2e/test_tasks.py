@@ -4,8 +4,7 @@
 and what Triton's clients, our client and the command make of it.
 """
 
-import subprocess
-import sys
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from smallplates.client import Client, ServingClientError
 from smallplates.client.tcp import TcpClient
 from smallplates.models.tensors import Array
 from tests import exports, pictures, servers
-from tests.e2e.services import check_one_sentence, ended
+from tests.e2e.services import ask, check_one_sentence, ended
 from tests.e2e.tasks import MODELS, PYTHON, TOKENS, Service
 
 TEXT, READER, OWN = "/predict/sentiment", "/predict/reader", "/predict/own"
@@ -546,36 +545,47 @@ def test_our_client_over_tcp(tasks: Service) -> None:
             assert (answer.status, key in answer.content) == (status, True), answer.content
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`smallplates ask`."""
-    return subprocess.run(
-        [sys.executable, "-m", "smallplates", "ask", *arguments],
-        cwd=servers.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.fixture(params=["http", "tcp"])
 def address(request: pytest.FixtureRequest, tasks: Service) -> str:
     """Where the command asks."""
     return tasks.url if request.param == "http" else f"tcp://127.0.0.1:{tasks.tcp_port}"
 
 
-def test_the_command(address: str) -> None:
-    done = run("--url", address, "--model", "sentiment", "--text", "warm", "--text", " ")
+def test_the_command(address: str, tmp_path: Path) -> None:
+    photo, text = tmp_path / "photo.jpg", tmp_path / "text.txt"
+    photo.write_bytes(pictures.jpeg())
+    text.write_text("no picture")
+    good = ask(str(photo), str(photo), "--top-k", "2", SERVING_URL=address)
+    assert good.returncode == 0
+    assert re.fullmatch(rf"({photo}: .+ [\d.]+ %, .+ [\d.]+ % \([\d.]+ ms\)\n){{2}}", good.stdout)
+    mixed = ask(str(text), str(photo), str(tmp_path / "none"), "--url", address)
+    assert (mixed.returncode, mixed.stdout.count("\n")) == (1, 1)
+    assert "400" in mixed.stderr
+    assert "No such file" in mixed.stderr
+    done = ask("--url", address, "--model", "sentiment", "--text", "warm", "--text", " ")
     assert (done.returncode, done.stdout[:15]) == (1, "warm: POSITIVE ")
     assert (done.stderr[:3], "400" in done.stderr) == (" : ", True)
-    assert run("--url", address, "--model", "nothing", "--text", "a").returncode == 1
+    assert ask("--url", address, "--model", "nothing", "--text", "a").returncode == 1
 
 
-def test_the_command_asks_a_question(tasks: Service, tmp_path: Path) -> None:
+def test_the_command_sends_json_and_questions(tasks: Service, tmp_path: Path) -> None:
     (tmp_path / "context.txt").write_text(CONTEXT, encoding="utf-8")
     arguments = ["--question", QUESTION, "--context-file", str(tmp_path / "context.txt")]
-    done = run("--url", tasks.url, "--model", "reader", *arguments)
+    done = ask("--url", tasks.url, "--model", "reader", *arguments)
     assert done.stdout.startswith(f"{QUESTION}: {CONTEXT[START:END]} "), done
+    done = ask("--url", tasks.url, "--model", "own", "--json", '{"number": 3}')
+    assert (done.returncode, done.stdout.startswith('{"number": 3}: {"number": 3')) == (0, True), done
+    assert ask("--url", tasks.url, "--json", "[1]").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("http://127.0.0.1:1", 1), ("tcp://127.0.0.1:1", 1), ("tcp://nowhere", 2), ("nowhere", 2)],
+)
+def test_the_command_with_nobody_to_ask(tmp_path: Path, url: str, code: int) -> None:
+    (tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
+    done = ask(str(tmp_path / "photo.jpg"), "--url", url)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done
 
 
 # at start

@@ -2,12 +2,9 @@
 
 import asyncio
 import contextlib
-import os
 import random
 import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -158,37 +155,6 @@ def test_answers_are_those_of_http(onnx: Service) -> None:
 def onnx(onnx_url: str, onnx_tcp_port: int) -> Service:
     """The shared service of the default model."""
     return Service(onnx_url, onnx_tcp_port)
-
-
-def test_the_command(onnx: Service, tmp_path: Path) -> None:
-    photo, text = tmp_path / "photo.jpg", tmp_path / "text.txt"
-    photo.write_bytes(pictures.jpeg())
-    text.write_text("no picture")
-
-    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "smallplates", "ask", *arguments],
-            cwd=servers.ROOT,
-            env={**os.environ, **env},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    url = f"tcp://127.0.0.1:{onnx.port}"
-    good = run(str(photo), SERVING_URL=url)
-    assert good.returncode == 0
-    assert re.fullmatch(rf"{photo}: .+ [\d.]+ % \([\d.]+ ms\)\n", good.stdout)
-    mixed = run(str(text), str(photo), str(tmp_path / "none"), "--url", url)
-    assert mixed.returncode == 1
-    assert mixed.stdout.count("\n") == 1
-    assert "(400)" in mixed.stderr
-    assert "No such file" in mixed.stderr
-    nobody = run(str(photo), "--url", f"tcp://127.0.0.1:{servers.free_port()}")
-    assert nobody.returncode == 1
-    assert "Traceback" not in nobody.stderr
-    assert run(str(photo), "--url", "tcp://nowhere").returncode == 2
 
 
 def test_answers_come_as_they_finish_with_their_ids(gate: Path) -> None:

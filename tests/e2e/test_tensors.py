@@ -6,7 +6,7 @@ The service runs in this process, its workers in processes of their own.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,18 +33,13 @@ from smallplates.tasks.image_classification import TENSOR
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from smallplates.web.inference.service import InferenceService
 from tests.e2e.conftest import obedient
+from tests.e2e.services import until
 from tests.fake import BACKEND
 from tests.fake.backend import Failure, command, command_tensor
 
 pytestmark = pytest.mark.anyio
 
 SMALL = {"SERVING_INSTANCES": "1", "SERVING_QUEUE_SIZE": "16"}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The event loop that the service runs on."""
-    return "asyncio"
 
 
 @asynccontextmanager
@@ -112,13 +107,6 @@ def picture(data: bytes) -> Input:
 def classes(answer: Answer) -> list[int]:
     """The class of each input."""
     return [int(np.argmax(row)) for row in answer.arrays[0]]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
-            await asyncio.sleep(0.005)
 
 
 def held_task(service: InferenceService) -> "asyncio.Task[Answer]":

@@ -23,12 +23,9 @@ from tests.servers import wait_for
 @pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_versions_are_switched_without_a_failed_request(
-    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+    versions: dict[str, str], web_processes: str
 ) -> None:
-    folder = tmp_path / "fake"
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder), "FAKE_MS": "2"}
+    settings = {**versions, "FAKE_MS": "2"}
     keys = {"api_key": "guest", "admin_key": "chief", "web_processes": web_processes}
     with fake_service(settings, **keys) as (url, server):
         guest = {"Authorization": "Bearer guest"}
@@ -63,17 +60,11 @@ def test_versions_are_switched_without_a_failed_request(
 
 
 @pytest.mark.slow
-def test_a_request_that_has_found_a_version_is_answered_by_it(
-    fake_settings: dict[str, str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "fake"
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
+def test_a_request_that_has_found_a_version_is_answered_by_it(versions: dict[str, str]) -> None:
     picture = command(class_index=3)
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n"
     with (
-        fake_service(settings, instances="1", admin_key="chief") as (url, _),
+        fake_service(versions, instances="1", admin_key="chief") as (url, _),
         socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=20) as client,
         ThreadPoolExecutor(1) as executor,
     ):
@@ -122,12 +113,9 @@ def test_a_version_that_cannot_be_loaded_changes_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
+    versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
 ) -> None:
-    folder = tmp_path / "fake"
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder), "FAKE_BROKEN_VERSION": "1"}
+    settings = {**versions, "FAKE_BROKEN_VERSION": "1"}
     keys = {"admin_key": "chief", "web_processes": web_processes}
     with fake_service(settings, **keys) as (url, server):
         held = [senders.submit(predict, url, command(held=True)) for _ in range(2)]
@@ -143,13 +131,9 @@ def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
 @pytest.mark.slow
 @pytest.mark.parametrize(("kills", "status"), [(STARTS_IF_KILLED - 1, 200), (STARTS_IF_KILLED, 400)])
 def test_a_worker_that_is_killed_while_it_loads_is_started_again(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, kills: int, status: int
+    versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, kills: int, status: int
 ) -> None:
-    folder = tmp_path / "fake"
-    write_model(folder, "1", "one-")
-    write_model(folder / "2", "2", "two-")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
-    with fake_service(settings, instances="1", admin_key="chief") as (url, server):
+    with fake_service(versions, instances="1", admin_key="chief") as (url, server):
         seen = programs(server, WORKER)
         (tmp_path / "loading").touch()
         switching = senders.submit(switch, url, "2")

@@ -54,6 +54,12 @@ DESCRIBED = [
 ]
 
 
+def services_of(name: str) -> dict[str, Any]:  # Any: YAML
+    """The services of one file in docker/."""
+    services: dict[str, Any] = yaml.safe_load((DOCKER / f"{name}.yaml").read_text())["services"]
+    return services
+
+
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
     """Its variables."""
     variables: dict[str, str | None] = service.get("environment", {})
@@ -68,13 +74,17 @@ def test_they_follow_the_compose_specification(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "name", "service"), SERVICES)
-def test_ports_are_published_on_this_machine_only(
-    path: Path, name: str, service: dict[str, Any]
-) -> None:
-    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", [])), (
-        path,
-        name,
-    )
+def test_ports_keys_and_variables(path: Path, name: str, service: dict[str, Any]) -> None:
+    """Ports are published on this machine only, no key stands in a file, variables are settings."""
+    where = path.stem, name
+    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", [])), where
+    for variable, value in environment_of(service).items():
+        if re.search("KEY|TOKEN|PASSWORD", variable) and not variable.endswith("_FILE"):
+            assert value is None or re.fullmatch(r"\$\{\w+(:-|:\?[^}]+)\}", value), (where, variable)
+    known = {f"SERVING_{field.upper()}" for field in Settings.model_fields}
+    known |= {f"UI_{field.upper()}" for field in PageSettings.model_fields}
+    ours = {v for v in environment_of(service) if v.startswith(("SERVING_", "UI_"))}
+    assert ours <= known, where
 
 
 @pytest.mark.parametrize(("path", "name", "service"), DESCRIBED)
@@ -85,58 +95,39 @@ def test_every_container_is_hardened(path: Path, name: str, service: dict[str, A
     assert service["pids_limit"] > 0
     assert {"max-size", "max-file"} <= set(service["logging"]["options"])  # logs fill no disk
     assert "privileged" not in service
-
-
-@pytest.mark.parametrize("name", ["fastapi_server", "flask", "jupyter"])
-def test_our_containers_have_an_init_process(name: str) -> None:
-    assert yaml.safe_load((DOCKER / "services.yaml").read_text())["services"][name]["init"] is True
-
-
-@pytest.mark.parametrize(("path", "name", "service"), SERVICES)
-def test_no_key_stands_in_a_file(path: Path, name: str, service: dict[str, Any]) -> None:
-    for variable, value in environment_of(service).items():
-        if re.search("KEY|TOKEN|PASSWORD", variable) and not variable.endswith("_FILE"):
-            assert value is None or re.fullmatch(r"\$\{\w+(:-|:\?[^}]+)\}", value), (
-                path,
-                name,
-                variable,
-            )
-
-
-@pytest.mark.parametrize(("path", "name", "service"), SERVICES)
-def test_variables_are_settings(path: Path, name: str, service: dict[str, Any]) -> None:
-    known = {f"SERVING_{field.upper()}" for field in Settings.model_fields}
-    known |= {f"UI_{field.upper()}" for field in PageSettings.model_fields}
-    ours = {v for v in environment_of(service) if v.startswith(("SERVING_", "UI_"))}
-    assert ours <= known, (path, name)
+    ours = path.stem == "services" and name in ("fastapi_server", "flask", "jupyter")
+    assert service.get("init") is True or not ours
 
 
 def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None:
-    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
+    service = services_of("services")["fastapi_server"]
     missing = {f for f in Settings.model_fields if f"SERVING_{f.upper()}" not in service["environment"]}
     gpu = {"devices", "gpu_memory_fraction"}  # docker-compose-gpu.yaml
     assert missing == gpu | {"host", "port", "secrets_dir"}
 
 
 def test_the_page_gets_every_setting_of_feedback_and_of_limits() -> None:
-    page = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["flask"]
+    page = services_of("services")["flask"]
     missing = {f for f in PageSettings.model_fields if f"UI_{f.upper()}" not in page["environment"]}
     assert not [field for field in missing if re.search("^feedback_|_s$|_mb$|threads", field)]
 
 
 def test_ports_that_are_published_are_those_that_the_service_opens() -> None:
-    files = yaml.safe_load((DOCKER / "docker-compose-ports.yaml").read_text())
-    (service,) = files["services"].values()
+    (service,) = services_of("docker-compose-ports").values()
     opened = [environment_of(service)[f"SERVING_{name}_PORT"] for name in ("GRPC", "TCP")]
     assert [port.partition("}:")[2].partition("}:")[2] for port in service["ports"]] == opened
 
 
-def test_feedback_is_kept_where_a_folder_is_mounted() -> None:
-    files = yaml.safe_load((DOCKER / "docker-compose-feedback.yaml").read_text())
-    (service,) = files["services"].values()
-    (mounted,) = service["volumes"]
-    assert environment_of(service)["UI_FEEDBACK_DIR"] == mounted["target"]
+def test_folders_are_mounted_and_named() -> None:
+    (page,) = services_of("docker-compose-feedback").values()
+    (mounted,) = page["volumes"]
+    assert environment_of(page)["UI_FEEDBACK_DIR"] == mounted["target"]
     assert not mounted.get("read_only")
+    (service,) = services_of("docker-compose-models").values()
+    (mounted,) = service["volumes"]
+    assert (mounted["target"], mounted["read_only"]) == ("/models", True)
+    value = environment_of(service)["SERVING_MODELS"] or ""
+    assert value.startswith("${SERVING_MODELS:?")  # without it, the folder would be mounted for nothing
 
 
 def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
@@ -153,19 +144,9 @@ def test_the_example_of_an_env_file_names_what_can_be_set() -> None:
 def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     """What an overlay only adds to must be there: compose refuses a service without an image."""
     added, single, several = (
-        set(yaml.safe_load((DOCKER / f"docker-compose-{name}.yaml").read_text())["services"])
-        for name in (overlay, "fastapi", "scale")
+        set(services_of(f"docker-compose-{name}")) for name in (overlay, "fastapi", "scale")
     )
     assert added <= single & several
-
-
-def test_model_folders_are_mounted_and_named() -> None:
-    files = yaml.safe_load((DOCKER / "docker-compose-models.yaml").read_text())
-    (service,) = files["services"].values()
-    (mounted,) = service["volumes"]
-    assert (mounted["target"], mounted["read_only"]) == ("/models", True)
-    value = environment_of(service)["SERVING_MODELS"] or ""
-    assert value.startswith("${SERVING_MODELS:?")  # without it, the folder would be mounted for nothing
 
 
 def test_what_holds_keys_is_not_committed() -> None:
@@ -219,18 +200,16 @@ def test_the_dashboard_reads_the_provisioned_data_source() -> None:
     ]
     panels = [p for p in json.loads(DASHBOARD.read_text())["panels"] if p["type"] != "row"]
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
-    monitoring = yaml.safe_load((DOCKER / "docker-compose-monitoring.yaml").read_text())
-    mounted = monitoring["services"]["grafana"]["volumes"]
+    monitoring = services_of("docker-compose-monitoring")
+    mounted = monitoring["grafana"]["volumes"]
     assert f"./grafana/dashboards:{provider['options']['path']}:ro" in mounted
     assert source["url"] == "http://prometheus:9090"
-    assert "prometheus" in monitoring["services"]
+    assert "prometheus" in monitoring
 
 
 def test_the_service_may_take_its_time_to_end() -> None:
-    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
-    scale = yaml.safe_load((DOCKER / "docker-compose-scale.yaml").read_text())["services"][
-        "fastapi_server"
-    ]
+    service = services_of("services")["fastapi_server"]
+    scale = services_of("docker-compose-scale")["fastapi_server"]
     delay = scale["environment"]["SERVING_SHUTDOWN_DELAY_S"]
     longest = float(delay.rpartition("-")[2].rstrip("}")) + Settings().shutdown_timeout_s
     assert int(service["stop_grace_period"].rstrip("s")) > longest
@@ -244,5 +223,5 @@ def test_the_threads_of_a_large_machine_fit_the_limit(monkeypatch: pytest.Monkey
         1 + for_one_input
     )  # where a record wakes all workers
     threads += topology.decoding_threads(settings)
-    service = yaml.safe_load((DOCKER / "services.yaml").read_text())["services"]["fastapi_server"]
+    service = services_of("services")["fastapi_server"]
     assert threads + 256 < service["pids_limit"]

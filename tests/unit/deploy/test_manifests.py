@@ -120,21 +120,16 @@ def test_kubectl_builds_the_same(folder: Path) -> None:
 
 
 @every_pod
-def test_variables_are_settings(pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = settings_of(pod, monkeypatch, tmp_path)
+def test_its_image_is_ours_and_hardened(pod: Any) -> None:
     (container,) = pod["containers"]
-    assert settings.device == ("cuda" if "nvidia.com/gpu" in container["resources"]["limits"] else "cpu")
-    assert environment_of(pod).keys() - {"CUDA_CACHE_PATH"} == {
-        name for name in environment_of(pod) if name.startswith("SERVING_")
-    }
-
-
-@every_pod
-def test_it_is_hardened(pod: Any) -> None:
-    (container,) = pod["containers"]
+    project, name, tag = re.split("[/:]", container["image"])
+    dockerfile = ROOT / name.removesuffix("-gpu") / "Dockerfile"
+    assert (project, tag) == ("smallplates", __version__)
+    if name.endswith("-gpu"):
+        assert "-gpu:" in (ROOT / "docker" / "docker-compose-gpu.yaml").read_text()
     security = pod.get("securityContext", {}) | container["securityContext"]
     user = f"USER {security['runAsUser']}:{security['runAsGroup']}"
-    assert user in (ROOT / "fastapi_onnx" / "Dockerfile").read_text().splitlines()
+    assert user in dockerfile.read_text().splitlines()
     assert security["runAsNonRoot"] is security["readOnlyRootFilesystem"] is True
     assert security["allowPrivilegeEscalation"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
@@ -143,41 +138,25 @@ def test_it_is_hardened(pod: Any) -> None:
 
 
 @every_pod
-def test_its_image_is_one_that_we_build(pod: Any) -> None:
-    image, _, tag = pod["containers"][0]["image"].partition(":")
-    project, _, name = image.partition("/")
-    assert project == "smallplates"
-    assert (ROOT / name.removesuffix("-gpu") / "Dockerfile").exists()
-    assert tag == __version__
-    if name.endswith("-gpu"):
-        assert "-gpu:" in (ROOT / "docker" / "docker-compose-gpu.yaml").read_text()
-
-
-@every_pod
-def test_probes_ask_for_paths_that_exist(
+def test_variables_probes_and_times_fit_the_service(
     pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
-    settings = settings_of(pod, monkeypatch, tmp_path).model_copy(
-        update={"models": [], "model_dir": Settings.model_fields["model_dir"].default}
-    )
-    paths = {getattr(route, "path", None) for route in create_app(settings, BACKEND).routes}
     (container,) = pod["containers"]
+    settings = settings_of(pod, monkeypatch, tmp_path)
+    assert settings.device == ("cuda" if "nvidia.com/gpu" in container["resources"]["limits"] else "cpu")
+    others = {name for name in environment_of(pod) if not name.startswith("SERVING_")}
+    assert others <= {"CUDA_CACHE_PATH"}
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    shipped = {"models": [], "model_dir": Settings.model_fields["model_dir"].default}
+    app = create_app(settings.model_copy(update=shipped), BACKEND)
+    paths = {getattr(route, "path", None) for route in app.routes}
     ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
     for kind in ("startup", "readiness", "liveness"):
-        asked = container[f"{kind}Probe"]["httpGet"]
-        assert asked["path"] in paths
-        assert asked["path"].endswith("/live" if kind == "liveness" else "/ready")
-        assert ports.get(asked["port"], asked["port"]) == settings.port
-
-
-@every_pod
-def test_a_gateway_sees_that_a_replica_ends(
-    pod: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (container,) = pod["containers"]
-    probe = container["readinessProbe"]
-    settings = settings_of(pod, monkeypatch, tmp_path)
+        request = container[f"{kind}Probe"]["httpGet"]
+        assert request["path"] in paths
+        assert request["path"].endswith("/live" if kind == "liveness" else "/ready")
+        assert ports.get(request["port"], request["port"]) == settings.port
+    probe = container["readinessProbe"]  # a gateway sees that a replica ends
     assert settings.shutdown_delay_s > probe["periodSeconds"] * probe["failureThreshold"]
     assert "lifecycle" not in container  # a preStop hook would take the grace period, too
     for owner in [s["spec"]["predictor"] for s in SERVICES] if pod is RUNTIME["spec"] else [pod]:
@@ -222,11 +201,8 @@ def test_routes_lead_to_the_service() -> None:
     service = find("Service", BUILT["cpu"])
     ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
     for kind, port in [("HTTPRoute", "http"), ("GRPCRoute", "grpc")]:
-        backends = [
-            ref
-            for rule in find(kind, BUILT["route"])["spec"]["rules"]
-            for ref in rule.get("backendRefs", [])
-        ]
+        rules = find(kind, BUILT["route"])["spec"]["rules"]
+        backends = [ref for rule in rules for ref in rule.get("backendRefs", [])]
         assert backends == [{"name": service["metadata"]["name"], "port": ports[port]}]
     denied, allowed = find("HTTPRoute", BUILT["route"])["spec"]["rules"]
     proxy = (ROOT / "docker" / "haproxy.cfg").read_text()
@@ -249,9 +225,7 @@ def test_monitoring_finds_the_service_and_its_metrics() -> None:
     # Prometheus takes the Service's name for the job, which the alerts of docker/ ask for
     assert f'job="{service["metadata"]["name"]}"' in (ROOT / "docker/prometheus/alerts.yml").read_text()
     assert scaled["spec"]["scaleTargetRef"]["name"] == DEPLOYMENTS["cpu"]["metadata"]["name"]
-    assert (
-        "replicas" not in DEPLOYMENTS["cpu"]["spec"]
-    )  # applied again, it would undo the autoscaler's choice
+    assert "replicas" not in DEPLOYMENTS["cpu"]["spec"]  # applied again, it would undo the scaling
     exist = set(re.findall(r"^# TYPE (\w+) ", Metrics().text().decode(), re.MULTILINE)) | ENGINE_METRICS
     for trigger in scaled["spec"]["triggers"]:
         asked = re.findall(r"\bserving_\w+", trigger["metadata"]["query"])
