@@ -129,18 +129,16 @@ class Model:
         Files that model.json need not list have no digest. Raises ConfigurationError.
         """
         relative = self._relative(kind)
-        path = self.folder / relative
-        expected = self.description.files.get(relative)
-        if expected is None and self._is_unlisted(kind):
-            return path
-        if expected is None and not self._has_model_json:
+        if relative in self.description.files:
+            return self.check_file(relative)
+        if self._is_unlisted(kind):
+            return self.folder / relative
+        if not self._has_model_json:
             raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs")
-        if expected is None:
-            raise ConfigurationError(
-                f"the model {self.description.name} has no {relative} for this backend: "
-                f"no model.json in {self.folder} names one (smallplates export writes both)"
-            )
-        return self.check_file(relative)
+        raise ConfigurationError(
+            f"the model {self.description.name} has no {relative} for this backend: "
+            f"no model.json in {self.folder} names one (smallplates export writes both)"
+        )
 
     def tokenizer(self) -> Path:
         """Returns the path of the tokeniser. Raises ConfigurationError."""

@@ -14,7 +14,7 @@ from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature, put_at_end
-from smallplates.worker.precision_check import EXACT
+from smallplates.worker.precision_check import EXACT, token_inputs
 
 ITEMS, TOKENS = 3, 16
 LONGEST = 4096
@@ -71,8 +71,7 @@ def with_checked_texts(
         ids = np.where(mask, tokens[: len(every), :width], pad or 0)
         for row, length in zip(ids, every, strict=True):
             put_at_end(row[:length], ending)
-        known = {"input_ids": ids, "attention_mask": mask}
-        return [known.get(spec.name, 0 * ids).astype(spec.dtype) for spec in signature.inputs]
+        return token_inputs(signature, ids, mask)
 
     def share(lengths: Sequence[int], width: int) -> bool:
         """Returns whether texts in a batch of this width are computed as they are alone."""

@@ -125,10 +125,11 @@ def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
     return list(map(numbers, signature.inputs))
 
 
-def token_inputs(signature: Signature, tokens: Array) -> list[Array]:
-    """Returns a text model's inputs for token ids [N, tokens] without padding."""
-    known = {"attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
-    return [known.get(spec.name, tokens).astype(spec.dtype) for spec in signature.inputs]
+def token_inputs(signature: Signature, tokens: Array, mask: Array | None = None) -> list[Array]:
+    """Returns a text model's inputs for token ids [N, tokens]; `mask` is 0 for padding."""
+    mask = np.ones_like(tokens) if mask is None else mask
+    known = {"input_ids": tokens, "attention_mask": mask}
+    return [known.get(spec.name, 0 * tokens).astype(spec.dtype) for spec in signature.inputs]
 
 
 def sample_tokens(model: Model) -> NDArray[np.int64]:

@@ -135,7 +135,7 @@ class ImageDecoder:
         header = read_header(data)
         if TURBO is None or header is None or not header.plain:
             return None
-        self._check_size(header.width, header.height)
+        check_size(header.width, header.height, self.max_pixels)
         scale = jpeg_scale(header, self.draft_size(header.width, header.height))
         if header.width * header.height > MAX_SIMD_PIXELS * scale * scale:
             return None
@@ -146,7 +146,7 @@ class ImageDecoder:
             codec_errors_are_client_errors(),
             Image.open(BoundedFile(data), formats=FORMATS) as image,
         ):
-            self._check_size(*image.size)
+            check_size(*image.size, self.max_pixels)
             if isinstance(image, JpegImageFile):
                 if not data.endswith(END) and lacks_only_end(data):
                     return self.decode(data + END)
@@ -161,9 +161,6 @@ class ImageDecoder:
             rgb = to_rgb(upright(image))
             return self._transform(ImageOps.invert(rgb) if is_negative(image) else rgb)
 
-    def _check_size(self, width: int, height: int) -> None:
-        check_size(width, height, self.max_pixels)
-
     def _check_tiles(self, image: TiffImageFile) -> None:
         """Checks the total size of all tiles, which are decompressed whole, even outside the image.
 
@@ -174,7 +171,7 @@ class ImageDecoder:
         tile_width = image.tag_v2.get(TILE_WIDTH, 1)
         tile_height = image.tag_v2.get(TILE_HEIGHT, 1)
         across, down = -(-image.width // tile_width), -(-image.height // tile_height)
-        self._check_size(across * tile_width, down * tile_height)
+        check_size(across * tile_width, down * tile_height, self.max_pixels)
 
     def draft_size(self, width: int, height: int) -> tuple[int, int]:
         """Returns the minimum (width, height) to decode a JPEG to; the codec rounds up."""
@@ -209,7 +206,9 @@ class ImageDecoder:
         new_width, new_height = self._size_after_resize(width, height)
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height) or pipeline.exact:
-            self._check_size(new_width, new_height)  # a long, narrow image may become too large
+            check_size(
+                new_width, new_height, self.max_pixels
+            )  # a long, narrow image may become too large
             pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
                 left, top = self._start(new_width, crop), self._start(new_height, crop)
