@@ -174,13 +174,6 @@ def test_the_best_come_first(tmp_path: Path) -> None:
     assert {answer["answer"] for answer in few} == {"warm soup", "warm", "soup"}
 
 
-def test_json(tmp_path: Path) -> None:
-    task = made(saved(tmp_path))
-    candidates: list[Candidate] = [{"answer": "soup", "score": 0.5, "start": 1, "end": 5}]
-    assert task.to_json(candidates, with_top=False) == candidates[0]
-    assert task.to_json(candidates, with_top=True) == {**candidates[0], "top": candidates}
-
-
 # windows
 
 
