@@ -30,6 +30,9 @@ from smallplates.tasks.text_classification import TextClassification
 from tests import exports, graphs
 
 WORD_PIECE = exports.word_piece()
+NO_MOST: dict[str, Any] = {"max_position_embeddings": None}
+NO_PAD: dict[str, Any] = {"pad_token_id": None}
+ADDED = {"added_tokens_decoder": {"3": {"content": "x"}, "4": {"content": "y"}}}
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
@@ -145,36 +148,20 @@ def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
         ({}, {"model_max_length": 32}, {"max_tokens": 32}),
         ({}, {"model_max_length": 10**30}, {"max_tokens": 64}),
         ({}, {"truncation_side": "left"}, {"truncation_side": "left"}),
-        ({"max_position_embeddings": None}, None, {"max_tokens": 512}),
+        (NO_MOST, None, {"max_tokens": 512}),
         ({"max_position_embeddings": -1}, None, {"max_tokens": 512}),
-        ({"max_position_embeddings": None, "n_positions": 1024}, None, {"max_tokens": 1024}),
-        (
-            {"max_position_embeddings": None, "n_positions": 512},
-            {"model_max_length": 2048},
-            {"max_tokens": 2048},
-        ),
+        ({**NO_MOST, "n_positions": 1024}, None, {"max_tokens": 1024}),
+        ({**NO_MOST, "n_positions": 512}, {"model_max_length": 2048}, {"max_tokens": 2048}),
         ({"model_type": "roberta", "pad_token_id": 1}, None, {"max_tokens": 62, "pad_token_id": 1}),
         ({"model_type": "roberta", "pad_token_id": 0}, None, {"max_tokens": 63}),
-        (
-            {"model_type": "roberta", "max_position_embeddings": None, "pad_token_id": None},
-            None,
-            {"max_tokens": 510, "pad_token_id": None},
-        ),
+        ({"model_type": "roberta", **NO_MOST, **NO_PAD}, None, {"max_tokens": 510, **NO_PAD}),
         *(
-            ({"model_type": kind, "pad_token_id": None}, None, {"max_tokens": 62, "pad_token_id": None})
+            ({"model_type": kind, **NO_PAD}, None, {"max_tokens": 62, **NO_PAD})
             for kind in sorted(BEHIND_PADDING)
         ),
-        ({"pad_token_id": None}, {}, {"pad_token_id": None}),
-        (
-            {"pad_token_id": None},
-            {"pad_token": {"content": "x"}, "added_tokens_decoder": {"3": {"content": "x"}}},
-            {"pad_token_id": 3},
-        ),
-        (
-            {"pad_token_id": None},
-            {"pad_token": "y", "added_tokens_decoder": {"3": {"content": "x"}, "4": {"content": "y"}}},
-            {"pad_token_id": 4},
-        ),
+        (NO_PAD, {}, NO_PAD),
+        (NO_PAD, {"pad_token": {"content": "x"}, **ADDED}, {"pad_token_id": 3}),
+        (NO_PAD, {"pad_token": "y", **ADDED}, {"pad_token_id": 4}),
     ],
 )
 def test_limits_and_padding_are_those_of_the_files(
