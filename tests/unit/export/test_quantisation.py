@@ -8,6 +8,7 @@ import json
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -307,29 +308,14 @@ class Quantiser:
         return self.harm[self.only[0]]
 
 
-def test_layers_that_hurt_stay_in_fp32() -> None:
-    quantiser = Quantiser()
-    verdict = int8_onnx.search(
-        quantiser,  # type: ignore[arg-type]
-        quantiser.judge,
-        quantiser.difference,
-        time.monotonic() + 60,
-    )
-    assert verdict.fit
-    assert verdict.fp32_nodes == ["c", "a"]
-    assert quantiser.written == ("min-max", ("c", "a"))
-
-
-def test_without_time_the_first_way_is_taken() -> None:
-    quantiser = Quantiser()
-    verdict = int8_onnx.search(
-        quantiser,  # type: ignore[arg-type]
-        quantiser.judge,
-        quantiser.difference,
-        time.monotonic() - 1,
-    )
-    assert (verdict.fit, verdict.method, verdict.fp32_nodes) == (False, "min-max", [])
-    assert quantiser.written == ("min-max", ())
+@pytest.mark.parametrize(("seconds", "fp32_nodes"), [(60, ["c", "a"]), (-1, [])])
+def test_layers_that_hurt_stay_in_fp32_if_there_is_time(seconds: int, fp32_nodes: list[str]) -> None:
+    quantiser: Any = Quantiser()
+    end = time.monotonic() + seconds
+    verdict = int8_onnx.search(quantiser, quantiser.judge, quantiser.difference, end)
+    assert (verdict.fit, verdict.method) == (seconds > 0, "min-max")
+    assert verdict.fp32_nodes == fp32_nodes
+    assert quantiser.written == ("min-max", tuple(fp32_nodes))
 
 
 def test_missing_weights_for_pytorch_leave_onnx_runtimes(exported: Path, folder_of_photos: Path) -> None:
@@ -364,32 +350,24 @@ def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kept", [[], ["0", "2"]])
-def test_a_clipped_activation_is_a_part_of_the_convolution_before_it(kept: list[str]) -> None:
+@pytest.mark.parametrize("kept", [[], ["0", "2"], None], ids=["int8", "some in fp32", "behind a pool"])
+def test_a_clipped_activation_is_a_part_of_the_convolution_right_before_it(
+    kept: list[str] | None,
+) -> None:
     torch.manual_seed(0)
     first, second, third = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 4, 3)
     network = nn.Sequential(first, nn.ReLU6(), second, nn.ReLU6(), third, nn.Flatten()).eval()
+    if kept is None:
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten()).eval()
     nn.init.constant_(network.get_parameter("0.bias"), 4)
     photos = torch.randn(8, 3, 6, 6) * 4
     with torch.inference_mode():
         expected = network(photos)
-        prepared = int8_pt.prepared(copy.deepcopy(network), photos, kept)
+        prepared = int8_pt.prepared(copy.deepcopy(network), photos, kept or [])
         prepared(photos)
         quantised = convert_fx(prepared)
+        torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)
+    if kept is not None:
         assert "relu" not in quantised.code
         in_fp32 = [n for n in "024" if "quantized" not in type(quantised.get_submodule(n)).__module__]
         assert in_fp32 == kept
-        torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_clipped_activation_behind_anything_else_stays() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU6(), nn.Flatten()).eval()
-    nn.init.constant_(network.get_parameter("0.bias"), 5)
-    photos = torch.randn(8, 3, 6, 6) * 4
-    with torch.inference_mode():
-        expected = network(photos)
-        prepared = int8_pt.prepared(network, photos, [])
-        prepared(photos)
-        torch.testing.assert_close(convert_fx(prepared)(photos), expected, atol=0.1, rtol=0)
