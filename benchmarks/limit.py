@@ -92,14 +92,14 @@ class Figure:
 
 
 def rate(works: list[Work], seconds: float) -> float:
-    """Returns images a second when all functions run at the same time, on a thread each."""
+    """Returns images a second when all functions run at the same time, each at least once on a thread."""
     counts = [0] * len(works)
     end = time.perf_counter() + seconds
 
     def run(index: int) -> None:
-        work = works[index]
+        counts[index] += works[index]()
         while time.perf_counter() < end:
-            counts[index] += work()
+            counts[index] += works[index]()
 
     started = time.perf_counter()
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(works))]
