@@ -92,7 +92,7 @@ class Figure:
 
 
 def rate(works: list[Work], seconds: float) -> float:
-    """Returns images a second when all functions run at the same time, each at least once on a thread."""
+    """Returns images a second when all functions run together, each on a thread and at least once."""
     counts = [0] * len(works)
     end = time.perf_counter() + seconds
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,7 +78,10 @@ def test_an_open_loop_counts_from_when_a_request_was_due(fake_settings: dict[str
 
 
 @pytest.mark.parametrize("protocol", [Protocol.JSON, Protocol.RAW])
-def test_load_prints_and_writes(one_worker: SharedService, tmp_path: Path, protocol: Protocol) -> None:
+def test_load_prints_and_writes(
+    one_worker: SharedService, tmp_path: Path, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/smallplates", "load"])  # whoever runs the tests
     photos = tmp_path / "photos"
     photos.mkdir()
     for name in ("a.png", "b.png"):
