@@ -20,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1"}
+    quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1", "SERVING_INSTANCES": "1"}
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
