@@ -227,7 +227,8 @@ def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
             assert json.load(answer)["state"] == "ready"
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read() == ""
+        rest = [line for line in process.stderr if "Task queue depth" not in line]  # on a busy machine
+        assert rest == []
     assert process.returncode == 0
 
 
