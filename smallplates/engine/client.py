@@ -10,11 +10,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from smallplates.engine.memory import (
     EngineFds,
-    Health,
     Memory,
     State,
     generation_of,
@@ -36,40 +34,28 @@ from smallplates.errors import (
 from smallplates.models.tensors import Array, Item
 
 WATCH_S = 0.25
-NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine's health has changed
+NOTICE = 0xFFFFFFFFFFFFFFFF  # record in a done pipe: the engine is down, or is not any more
 
 
 @dataclass(slots=True)  # not frozen: creating a frozen instance is slower, and every item creates one
 class ItemResult:
     """Result of one item."""
 
-    outputs: list[Array]
-    """One array for each output of the signature."""
-
-    started_at: float
-    """`time.monotonic()` at the start of the computation."""
-
+    outputs: list[Array]  # one for each output of the signature
+    queued_at: float  # this and the others: a `time.monotonic()` time
+    started_at: float  # of the whole batch
     finished_at: float
-    """`time.monotonic()` at its end."""
-
-    queue_s: float
-    """Seconds from `submit` to the start of the computation."""
-
-    infer_s: float
-    """Seconds that the computation of the whole batch took."""
-
     batch_size: int
-    is_batch_leader: bool
-    """True for exactly one item of each batch, so that each batch is counted once."""
+    is_batch_leader: bool  # True for exactly one item of each batch, so that each batch is counted once
 
 
-def error_for(state: State, failure_is_client_error: bool, hang_limit_s: float) -> Exception:
-    """Returns the error that `submit` raises for a slot in this state."""
-    if failure_is_client_error and state is State.FAILED:
+def error_for(state: int, failure_is_client_error: bool, hang_limit_s: float) -> Exception:
+    """Returns the error that `submit` raises for a slot in this `State`."""
+    if failure_is_client_error and state == State.FAILED:
         return InvalidTensorError(
             "the model cannot compute this input, or its outputs exceed the limits"
         )
-    errors: dict[State, Any] = {
+    errors: dict[int, Exception] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
         State.TIMED_OUT: WorkerTimeoutError(
@@ -79,7 +65,10 @@ def error_for(state: State, failure_is_client_error: bool, hang_limit_s: float) 
     return errors.get(state) or InternalError("inference failed")
 
 
-OnFinished = Callable[[State, ItemResult | None], None]
+OnFinished = Callable[[int, ItemResult | None], None]
+"""Takes a slot's `State`, and the result if there is one."""
+
+UNFINISHED = (State.FREE, State.QUEUED, State.RUNNING)
 
 
 class Slots:
@@ -87,9 +76,6 @@ class Slots:
 
     A request with more items than slots reuses a slot as soon as a worker has reported it.
     """
-
-    limit: asyncio.Timeout
-    """The request's time limit, which its body may shorten; set where the request is admitted."""
 
     def __init__(self, client: "EngineClient", indices: list[int]) -> None:
         self.client = client
@@ -168,6 +154,7 @@ class EngineClient:
         self._on_finished = on_finished
         self._max_answer_bytes = max_answer_bytes
         self._web_process = fds.web_process
+        self._slots = fds.layout.slots_per_web_process
         self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
         """Future for each submitted slot; None if the request was cancelled."""
 
@@ -180,10 +167,9 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self.memory = Memory(self._fds.memory_fd, self._fds.layout, self._fds.counts_fd)
         self.statistics = Statistics(self.memory, self._web_process)
-        count = self.memory.layout.slots_per_web_process
         os.set_blocking(self._fds.done_fd, False)
-        first = self._web_process * count
-        for slot in reversed(range(first, first + count)):
+        first = self._web_process * self._slots
+        for slot in reversed(range(first, first + self._slots)):
             if self.memory.state[slot] in (State.QUEUED, State.RUNNING):
                 self.memory.cancelled[slot] = 1
                 self._futures[slot] = None
@@ -194,9 +180,9 @@ class EngineClient:
         self._watch()  # a worker that hangs must be noticed even if no new request comes
 
     @property
-    def health(self) -> Health:
-        """Health that the supervisor has published."""
-        return Health(self.memory.health[0])
+    def is_down(self) -> bool:
+        """Whether no worker can start, so that requests are refused."""
+        return bool(self.memory.is_down[0])
 
     def acquire(self, bulk: bool = False, count: int = 1) -> Slots:
         """Takes `count` slots or none; bulk leaves half of all slots free. Raises OverloadedError."""
@@ -218,8 +204,8 @@ class EngineClient:
 
     def free_slots(self, bulk: bool) -> int:
         """Returns how many slots `acquire` can take."""
-        kept = self.memory.layout.slots_per_web_process // 2 if bulk else 0
-        return max(0, self.memory.free_slots - kept)
+        free = self.memory.free_slots
+        return max(0, free - self._slots // 2) if bulk else free
 
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
         """Returns how many items of one request may be queued or running at a time.
@@ -259,7 +245,7 @@ class EngineClient:
         self._free.append(slot)
 
     def _publish(self) -> None:
-        in_flight = self.memory.layout.slots_per_web_process - len(self._free)
+        in_flight = self._slots - len(self._free)
         self._count(in_flight)
         if in_flight:
             self._idle.clear()
@@ -305,9 +291,9 @@ class EngineClient:
 
     def _has_only_stranded_slots(self) -> bool:
         """Returns whether every slot in use is cancelled and no worker is left to report it."""
-        taken = self.memory.layout.slots_per_web_process - len(self._free)
+        taken = self._slots - len(self._free)
         nobody = all(future is None for future in self._futures.values())
-        return self.health is Health.DOWN and nobody and len(self._futures) == taken
+        return self.is_down and nobody and len(self._futures) == taken
 
     def _on_done(self) -> None:
         try:
@@ -322,7 +308,6 @@ class EngineClient:
                 self._on_notice()
             else:
                 self._finish(slot_of(value), generation_of(value))
-        self._publish()
 
     def _finish(self, slot: int, generation: int) -> None:
         """Resolves the future of a reported slot; frees the slot if its request was cancelled.
@@ -332,42 +317,38 @@ class EngineClient:
         memory = self.memory
         if slot not in self._futures or memory.generation[slot] != generation:
             return
-        state = State(memory.state[slot])
-        if state in (State.QUEUED, State.RUNNING, State.FREE):
+        state = memory.state[slot]
+        if state in UNFINISHED:
             return
         future = self._futures.pop(slot)
-        outcome = self._outcome(slot) if state is State.DONE else None
-        if outcome:
-            self.statistics.executed(
-                memory.signature[slot], outcome.batch_size, outcome.is_batch_leader, outcome.infer_s
+        result = None
+        if state == State.DONE:
+            result = ItemResult(
+                outputs=memory.read_outputs(slot),
+                queued_at=memory.queued_at[slot],
+                started_at=memory.started_at[slot],
+                finished_at=memory.finished_at[slot],
+                batch_size=memory.batch_size[slot],
+                is_batch_leader=bool(memory.is_batch_leader[slot]),
             )
-        self._on_finished(state, outcome)
+            if result.is_batch_leader:
+                infer_s = result.finished_at - result.started_at
+                self.statistics.executed(memory.signature[slot], result.batch_size, infer_s)
+        self._on_finished(state, result)
         if future is not None and not future.done():
-            if outcome:
-                future.set_result(outcome)
+            if result:
+                future.set_result(result)
             else:
                 by_client = memory.layout.signatures[memory.signature[slot]].failure_is_client_error
                 future.set_exception(error_for(state, by_client, memory.hang_limit_s[0]))
         memory.discard(slot)
         if future is None:
             self._release(slot)
-
-    def _outcome(self, slot: int) -> ItemResult:
-        memory = self.memory
-        started, finished = memory.started_at[slot], memory.finished_at[slot]
-        return ItemResult(
-            outputs=memory.read_outputs(slot),
-            started_at=started,
-            finished_at=finished,
-            queue_s=started - memory.queued_at[slot],
-            infer_s=finished - started,
-            batch_size=memory.batch_size[slot],
-            is_batch_leader=bool(memory.is_batch_leader[slot]),
-        )
+            self._publish()
 
     def _on_notice(self) -> None:
         """Fails all pending items at once if the engine is DOWN."""
-        if self.health is not Health.DOWN:
+        if not self.is_down:
             return
         for slot, future in list(self._futures.items()):
             if future is not None and not future.done():

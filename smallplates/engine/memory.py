@@ -20,6 +20,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -50,15 +51,6 @@ class State(IntEnum):
     TIMED_OUT = 8  # the same, but the second worker was killed as hung
 
 
-class Health(IntEnum):
-    """Health of an engine; decides whether web processes accept requests."""
-
-    STARTING = 0
-    READY = 1
-    RECOVERING = 2  # no worker is ready, but one is starting: requests wait
-    DOWN = 3  # no worker can start: requests are refused
-
-
 @dataclass(frozen=True)
 class SlotLayout:
     """Sizes that determine the mapping's layout; the same in every process."""
@@ -73,7 +65,7 @@ class SlotLayout:
     max_batch: int
     signatures: tuple[Signature, ...]
 
-    @property
+    @cached_property
     def slots_per_web_process(self) -> int:
         """Slots that each web process owns, which is also the limit for all of them together.
 
@@ -236,7 +228,7 @@ class Memory:
         slots, workers, web_processes = layout.slots, layout.workers, layout.web_processes
 
         # engine, written by the supervisor
-        self.health = self._array("i", 1)
+        self.is_down = self._array("b", 1)  # no worker can start, so requests are refused
         self.ready_workers = self._array("i", 1)
         self.batch_cap = self._array("i", 1)
         self.hang_limit_s = self._times(1)  # `supervision.worker_process.hang_limit`

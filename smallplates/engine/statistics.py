@@ -85,14 +85,13 @@ class Statistics:
         self._own = memory.statistics[web_process]
         self._max_batch = memory.layout.max_batch
 
-    def executed(self, signature: int, batch_size: int, is_batch_leader: bool, infer_s: float) -> None:
-        """Counts a computed item's batch if the item is its batch's leader."""
-        if is_batch_leader:
-            row = self._own[signature]
-            row[LAST] = time.time_ns() // 1_000_000
-            offset = batch_offset(batch_size)
-            row[offset + BATCH_EXECUTIONS] += 1
-            row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
+    def executed(self, signature: int, batch_size: int, infer_s: float) -> None:
+        """Counts a computed batch."""
+        row = self._own[signature]
+        row[LAST] = time.time_ns() // 1_000_000
+        offset = batch_offset(batch_size)
+        row[offset + BATCH_EXECUTIONS] += 1
+        row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
 
     def succeeded(self, signature: int, timings: Timings, batch_sizes: list[int]) -> None:
         """Counts a successful request; `batch_sizes` has the batch size of each item."""

@@ -15,7 +15,7 @@ import time
 from smallplates.engine import topology
 from smallplates.engine.client import NOTICE
 from smallplates.engine.gpu_monitor import GpuMonitor
-from smallplates.engine.memory import EngineFds, Health, Memory, ServiceCounts, SlotLayout, send
+from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, send
 from smallplates.engine.report import REPORT, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
 from smallplates.errors import ConfigurationError
@@ -155,14 +155,14 @@ class Supervisor:
         try:
             while not self._closing.is_set():
                 self._start_due()
-                self._set_health()
+                self._publish_health()
                 self._wait()
                 worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
         except Exception:  # a bug here must not leave the service looking healthy
             self._log.exception("the supervisor failed")
             self._error = "the supervisor failed"
             self._startup_over.set()
-            self._publish(Health.DOWN)
+            self._publish_down(True)
         finally:
             worker_process.stop_all(self._processes, self._hang_limit)
 
@@ -285,7 +285,7 @@ class Supervisor:
         now = time.monotonic()
         process.start_at = now + process.backoff(now)
         process.ready = False
-        self._set_health()
+        self._publish_health()
         popen.kill()  # in case it only closed its status pipe
         code = popen.wait()
         os.close(process.status_fd)
@@ -315,23 +315,16 @@ class Supervisor:
         self._closing.set()
         self._startup_over.set()
 
-    def _set_health(self) -> None:
-        """Publishes the number of ready workers and the engine's health."""
+    def _publish_health(self) -> None:
+        """Publishes how many workers are ready, and whether none is and none can start."""
         ready = sum(p.ready for p in self._processes)
         self.memory.ready_workers[0] = ready
-        if ready:
-            health = Health.READY
-        elif not self._startup_over.is_set():
-            health = Health.STARTING
-        elif not all(p.has_failed for p in self._processes if p.is_wanted):
-            health = Health.RECOVERING
-        else:
-            health = Health.DOWN
-        self._publish(health)
+        has_failed = all(p.has_failed for p in self._processes if p.is_wanted)
+        self._publish_down(not ready and has_failed and self._startup_over.is_set())
 
-    def _publish(self, health: Health) -> None:
-        """Publishes the health; if it has changed, notifies every web process."""
-        if self.memory.health[0] != health:
-            self.memory.health[0] = health
+    def _publish_down(self, is_down: bool) -> None:
+        """Publishes whether the engine is down; if that has changed, notifies every web process."""
+        if self.memory.is_down[0] != is_down:
+            self.memory.is_down[0] = is_down
             for _, writer in self._done:
                 send(writer, NOTICE)

@@ -92,16 +92,16 @@ class ModelMetrics:
         self._infer = metrics.infer.labels(model)
         self._batch_size = metrics.batch_size.labels(model)
 
-    def observe_item(self, state: State, outcome: ItemResult | None) -> None:
+    def observe_item(self, state: int, result: ItemResult | None) -> None:
         """Counts an item that has left the engine, and its batch if the item is the batch's leader."""
-        if outcome is None:
+        if result is None:
             if state in (State.SKIPPED, State.EXPIRED):
                 self.skipped.inc()
             return
-        self._queue.observe(outcome.queue_s)
-        if outcome.is_batch_leader:
-            self._infer.observe(outcome.infer_s)
-            self._batch_size.observe(outcome.batch_size)
+        self._queue.observe(result.started_at - result.queued_at)
+        if result.is_batch_leader:
+            self._infer.observe(result.finished_at - result.started_at)
+            self._batch_size.observe(result.batch_size)
 
 
 class EngineCollector(Collector):

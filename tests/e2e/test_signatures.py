@@ -103,7 +103,7 @@ class Engine:
         self.gate = gate
         self.place = 0
         self.workers: list[psutil.Process] = []
-        self.states: Counter[State] = Counter()
+        self.states: Counter[int] = Counter()
         self.before: dict[int, Counter[int]] = {}
         self.client = EngineClient(handle.fds, lambda state, _: self.states.update([state]))
         self.client.open()

@@ -8,20 +8,17 @@ the first step to its answer, so that overload is detected before any work is do
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from smallplates.engine import gpu_monitor
-from smallplates.engine.client import EngineClient, ItemResult, Slots
-from smallplates.engine.memory import Health
+from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.statistics import BatchTotals, Timings, Totals
 from smallplates.errors import (
-    DeadlineExceededError,
     DrainingError,
     InvalidRequestError,
     InvalidTensorError,
@@ -29,26 +26,20 @@ from smallplates.errors import (
     ServingError,
     UnavailableError,
 )
-from smallplates.models.tensors import Array
+from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
 from smallplates.tasks.base import Candidate, Fields, Prepared, Task
+from smallplates.web.inference.admission import Admission
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
 
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
 MIXED_SECONDS = 10.0
-EARLIER_S = 0.001  # by which a body's time limit ends sooner than the request's
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
-Result = TypeVar("Result")
-Prepare = Callable[[int, int], Awaitable[list[Prepared]]]
-"""Takes an index and a count; prepares the items of that many inputs from that index on."""
-
-Finish = Callable[[Sequence[Prepared], Sequence[ItemResult]], Awaitable[Result]]
-"""Makes the answer's content of the prepared inputs and the results of all their items."""
 
 
 class Input(NamedTuple):
@@ -189,13 +180,13 @@ class ServedModel:
         """Raises DrainingError or UnavailableError if no requests, or no new ones, are accepted."""
         if self.draining and is_new:
             raise DrainingError("the service is shutting down")
-        if self.client.health is Health.DOWN:
+        if self.client.is_down:
             raise UnavailableError("no worker is ready")
 
     def check_ready(self) -> None:
         """Raises DrainingError or UnavailableError unless a worker is ready."""
         self.check_open()
-        if self.client.health is not Health.READY:
+        if not self.ready_workers:
             raise UnavailableError("no worker is ready")
 
     def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
@@ -248,60 +239,47 @@ class ServedModel:
 
     # inference
 
-    @asynccontextmanager
-    async def admitted(self, options: RequestOptions, signature: int = 0) -> AsyncIterator[Slots]:
-        """Holds a slot for a request whose body has arrived; the deadline cuts off the block.
+    def admitted(self, options: RequestOptions, signature: int = 0) -> Admission:
+        """Admits a request whose body has arrived; the deadline cuts off the context manager's block.
 
-        A drain that began after `refuse_if_full` doesn't refuse the request. Counts it in the
-        statistics if it fails. Raises OverloadedError, UnavailableError or DeadlineExceededError.
+        A drain that began after `refuse_if_full` doesn't refuse the request. Raises UnavailableError;
+        the block also raises OverloadedError and DeadlineExceededError.
         """
         self.check_open(is_new=False)
-        admitted_at = time.monotonic()
-        self._traffic.note(self.description.name, admitted_at)
-        try:
-            with self.client.acquire(options.bulk) as slots:
-                async with asyncio.timeout(options.timeout_ms / 1000) as slots.limit:
-                    yield slots
-        except BaseException as error:
-            self.client.statistics.failed(signature, time.monotonic() - admitted_at)
-            if isinstance(error, TimeoutError | DeadlineExceededError):
-                self._metrics.expired.inc()
-                raise DeadlineExceededError(
-                    "the request was not answered before its deadline"
-                ) from error
-            if isinstance(error, asyncio.CancelledError):
-                self._metrics.cancelled.inc()
-            raise
+        self._traffic.note(self.description.name, time.monotonic())
+        return Admission(self.client, self._metrics, options.timeout_ms, options.bulk, signature)
 
     async def predict(
-        self, inputs: Sequence[Input], top_k: int, options: RequestOptions, slots: Slots
+        self, inputs: Sequence[Input], top_k: int, options: RequestOptions, admission: Admission
     ) -> Answer:
         """Returns the best candidates for each input; the inputs are admitted together or not at all.
 
-        If one input fails, the whole request fails. Cancelling the asyncio task frees the slots; items
-        that no worker has started are never computed. Raises what `Input.read` and the task raise,
-        InvalidRequestError for more than `largest_request` inputs, OverloadedError, UnavailableError,
-        DeadlineExceededError, InternalError or WorkerCrashedError.
+        If there are many inputs, only those that the engine takes next are prepared. If one input fails,
+        the whole request fails. Cancelling the asyncio task frees the slots; items that no worker has
+        started are never computed. Raises what `Input.read` and the task raise, InvalidRequestError for
+        more than `largest_request` inputs, OverloadedError, UnavailableError, DeadlineExceededError,
+        InternalError or WorkerCrashedError.
         """
-
-        async def preprocess(first: int, count: int) -> list[Prepared]:
-            if len(inputs) == 1:
-                return [await self._preprocess(inputs[0], options.bulk)]
-            part = inputs[first : first + count]
-            work = (self._preprocess_on_thread(source, options.bulk) for source in part)
-            results = await asyncio.gather(*work, return_exceptions=True)
-            return list(all_or_error(results, first))
-
         check_count(len(inputs), self.largest_request)
-        items = sum(self.task.likely_items(source.size) for source in inputs)
-        signature = self.task.request_signature or 0
-        finish = partial(self._postprocess, top_k, options.bulk)
-        candidates, timings = await self._compute(
-            signature, len(inputs), items, preprocess, finish, options, slots
-        )
+        likely_items = sum(self.task.likely_items(source.size) for source in inputs)
+        admission.begin(self.task.request_signature or 0, likely_items, options.timeout_ms)
+        prepared: list[Prepared] = []
+        while len(prepared) < len(inputs):
+            part = await self._prepare(inputs, len(prepared), options.bulk)
+            prepared += part
+            items = [item for request in part for item in request.items]
+            await admission.submit(items, len(inputs) - len(prepared))
+            for request in part:
+                request.items = [()] * len(request.items)  # the slots have the arrays now
+        results = await admission.results()
+        candidates = await self._postprocess(prepared, results, top_k, options.bulk)
+        truncated = any(request.truncated for request in prepared)
+        timings = admission.finish(results, self.description.version, truncated)
         return Answer(self.task, candidates, [], timings)
 
-    async def infer(self, inputs: Sequence[Array], options: RequestOptions, slots: Slots) -> Answer:
+    async def infer(
+        self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
+    ) -> Answer:
         """Computes the network's outputs for tensors; `inputs` has an array [N, *shape] for each input.
 
         The client chose the numbers, so the outputs may be infinite or NaN. Raises InvalidTensorError
@@ -311,23 +289,12 @@ class ServedModel:
         index = self.task.tensor_signature
         if index is None:
             raise NotSupportedError(f"{self.description.name} does not take tensors")
-        signature = self.signatures[index]
-
-        async def check(_first: int, _count: int) -> list[Prepared]:
-            return [Prepared(signature.items(inputs))]
-
-        async def stack(_prepared: object, outcomes: Sequence[ItemResult]) -> list[Array]:
-            columns = list(zip(*(outcome.outputs for outcome in outcomes), strict=True))
-            for spec, column in zip(signature.outputs, columns, strict=True):
-                if len({array.shape for array in column}) > 1:
-                    raise InvalidRequestError(
-                        f"{spec.name} differs in size between items: send each in its own request"
-                    )
-            return [np.stack(column) for column in columns]
-
         check_count(len(inputs[0]), self.largest_request)
-        arrays, timings = await self._compute(index, 1, len(inputs[0]), check, stack, options, slots)
-        return Answer(self.task, [], arrays, timings)
+        admission.begin(index, len(inputs[0]), options.timeout_ms)
+        await admission.submit(self.signatures[index].items(inputs))
+        results = await admission.results()
+        arrays = stack(self.signatures[index], results)
+        return Answer(self.task, [], arrays, admission.finish(results, self.description.version))
 
     def check_finite(self, answer: Answer) -> None:
         """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
@@ -340,68 +307,14 @@ class ServedModel:
                         f"the {spec.name} of element {finite.argmin()} is not finite"
                     )
 
-    async def _compute(
-        self,
-        signature: int,
-        count: int,
-        likely_items: int,
-        prepare: Prepare,
-        finish: Finish[Result],
-        options: RequestOptions,
-        slots: Slots,
-    ) -> tuple[Result, Timings]:
-        """Acquires more slots, prepares the items, passes them through the engine, finishes the answer.
-
-        `likely_items` estimates how many items the `count` inputs become. If there are many inputs, only
-        those that the engine takes next are prepared. Counts the request in the statistics.
-        """
-        bulk, prepared = options.bulk, list[Prepared]()
-        deadline, limit = slots.acquired_at + options.timeout_ms / 1000, slots.limit
-        end = asyncio.get_running_loop().time() + deadline - time.monotonic()
-        if end < (limit.when() or 0) - EARLIER_S:
-            limit.reschedule(end)
-        together = self.client.most_queued(signature)
-        most = self._most_slots(together)
-        if (likely := min(likely_items, most)) > 1:
-            self.client.check_free(bulk, likely - 1)
-            slots.resize(likely, bulk)
-        while len(prepared) < count:
-            part = await prepare(len(prepared), together)
-            items = [item for request in part for item in request.items]
-            if not prepared:
-                needed = len(items) + count - len(part)
-                slots.resize(min(needed, most), bulk)
-                submitted_at = time.monotonic()
-            await slots.submit(signature, items, deadline, bulk)
-            for request in part:
-                request.items = [()] * len(request.items)  # the slots have the arrays now
-            prepared += part
-        outcomes = await slots.results()
-        result = await finish(prepared, outcomes)
-        started = min(outcome.started_at for outcome in outcomes)
-        finished = max(outcome.finished_at for outcome in outcomes)
-        sizes = [outcome.batch_size for outcome in outcomes]
-        timings = Timings(
-            decode_s=submitted_at - slots.acquired_at,
-            queue_s=started - submitted_at,
-            infer_s=finished - started,
-            output_s=time.monotonic() - finished,
-            admitted_at=slots.acquired_at,
-            batch_size=max(sizes),
-            version=self.description.version,
-            truncated=any(request.truncated for request in prepared),
-        )
-        self.client.statistics.succeeded(signature, timings, sizes)
-        return result, timings
-
-    def _most_slots(self, together: int) -> int:
-        """Returns how many slots one request may hold.
-
-        This is a quarter of all slots, or more if it takes more to keep the workers busy (`together`
-        items), but at most half.
-        """
-        slots = self.client.memory.layout.slots_per_web_process
-        return max(1, min(slots // 2, max(slots // 4, together)))
+    async def _prepare(self, inputs: Sequence[Input], first: int, bulk: bool) -> list[Prepared]:
+        """Prepares the inputs from an index on that the engine takes next."""
+        if len(inputs) == 1:
+            return [await self._preprocess(inputs[0], bulk)]
+        count = self.client.most_queued(self.task.request_signature or 0)
+        part = inputs[first : first + count]
+        work = (self._preprocess_on_thread(source, bulk) for source in part)
+        return list(all_or_error(await asyncio.gather(*work, return_exceptions=True), first))
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
@@ -433,13 +346,13 @@ class ServedModel:
         return prepared
 
     async def _postprocess(
-        self, top_k: int, bulk: bool, prepared: Sequence[Prepared], outcomes: Sequence[ItemResult]
+        self, prepared: Sequence[Prepared], results: Sequence[ItemResult], top_k: int, bulk: bool
     ) -> list[list[Candidate]]:
         """Returns each input's candidates; runs on a thread if slow or if an input has several items."""
         candidates, first = [], 0
         for request in prepared:
             end = first + len(request.items)
-            outputs = [outcome.outputs for outcome in outcomes[first:end]]
+            outputs = [result.outputs for result in results[first:end]]
             if len(outputs) == 1 and request.runs_inline:
                 candidates.append(self.task.postprocess(request, outputs, top_k))
             else:
@@ -447,6 +360,17 @@ class ServedModel:
                 candidates.append(await self._threads.run(work, bulk))
             first = end
         return candidates
+
+
+def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:
+    """Returns an array [items, *shape] for each output. Raises InvalidRequestError if sizes differ."""
+    columns = list(zip(*(result.outputs for result in results), strict=True))
+    for spec, column in zip(signature.outputs, columns, strict=True):
+        if len({array.shape for array in column}) > 1:
+            raise InvalidRequestError(
+                f"{spec.name} differs in size between items: send each in its own request"
+            )
+    return [np.stack(column) for column in columns]
 
 
 def check_count(count: int, most: int) -> None:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -31,16 +30,16 @@ from tritonclient.utils import np_to_triton_dtype
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.engine.backend import Backend
-from smallplates.engine.client import ItemResult, Slots, error_for
+from smallplates.engine.client import ItemResult, error_for
 from smallplates.engine.memory import Memory, SlotLayout, State
 from smallplates.errors import ConfigurationError, ServingError
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature
+from smallplates.models.tensors import Array, Item, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.web.api.catalog import entries_of
 from smallplates.web.api.v2 import codec
-from smallplates.web.inference.served_model import Finish, Prepare, RequestOptions, ServedModel
+from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.worker.executor import BatchExecutor
 from tests import graphs
 
@@ -92,41 +91,44 @@ def array_of(data: Any) -> Any:
 class InProcess(ServedModel):
     """A model whose worker is a function call."""
 
-    def __init__(self, model: Model, signatures: tuple[Signature, ...], backend: Backend) -> None:
+    def __init__(self, model: Model, signatures: tuple[Signature, ...]) -> None:
         self.description = model.description
         self.signatures = signatures
         self.task = task_of(model, Settings(), {}, signatures)
-        self._backend = backend
         self.largest_request = SLOTS
 
-    async def _compute(
-        self,
-        signature: int,
-        count: int,
-        likely_items: int,
-        prepare: Prepare,
-        finish: Finish[Any],
-        options: RequestOptions,  # noqa: ARG002
-        slots: Slots,  # noqa: ARG002
-    ) -> tuple[Any, Any]:
-        """Returns the content of the answer, and None instead of the timings."""
-        (prepared,) = await prepare(0, count)
-        index, count = signature, likely_items
-        assert len(prepared.items) == count
-        indices = list(range(count))
-        outcomes = []
-        with running(self.signatures, self._backend) as (memory, executor):
-            for slot, item in zip(indices, prepared.items, strict=True):
-                memory.write_inputs(slot, index, item)
+
+class Call:
+    """What an admitted request does in the engine, as one function call."""
+
+    def __init__(self, signatures: tuple[Signature, ...], backend: Backend) -> None:
+        self._signatures, self._backend = signatures, backend
+        self._results: list[ItemResult] = []
+
+    def begin(self, signature: int, items: int, _: int) -> None:
+        """Notes what is to be submitted."""
+        self._signature, self._count = signature, items
+
+    async def submit(self, items: Sequence[Item]) -> None:
+        """Computes the items. Raises the engine's error."""
+        assert len(items) == self._count
+        indices = list(range(self._count))
+        with running(self._signatures, self._backend) as (memory, executor):
+            for slot, item in zip(indices, items, strict=True):
+                memory.write_inputs(slot, self._signature, item)
             for batch in executor.split(indices):
                 executor.finish(executor.begin(batch))
             for slot in indices:
                 if memory.state[slot] != State.DONE:
-                    raise error_for(
-                        State(memory.state[slot]), failure_is_client_error=True, hang_limit_s=3.0
-                    )
-                outcomes.append(ItemResult(memory.read_outputs(slot), 0, 0, 0, 0, 1, True))
-        return await finish([prepared], outcomes), None
+                    raise error_for(memory.state[slot], failure_is_client_error=True, hang_limit_s=3.0)
+                self._results.append(ItemResult(memory.read_outputs(slot), 0, 0, 0, 1, True))
+
+    async def results(self) -> list[ItemResult]:
+        """Returns the results of all items."""
+        return self._results
+
+    def finish(self, *_: object) -> None:
+        """Counts nothing."""
 
 
 @contextmanager
@@ -165,14 +167,15 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
                 raise
             limits[needed[1]] = 1000
     backend.load(model, Settings(device="cpu", cpu_runtime="onnxruntime"))
-    active = InProcess(model, signatures, backend)
+    active = InProcess(model, signatures)
     (entry,) = entries_of(active)
     body, length = tritonclient.http.InferenceServerClient.generate_request_body(inputs_of(case))
     call = codec.decode(body, None if length is None else str(length), entry, SLOTS)
     for output in call.outputs:
         output.binary = True
     assert call.tensors is not None
-    answer = asyncio.run(active.infer(call.tensors, RequestOptions(1000), Mock()))
+    admission: Any = Call(signatures, backend)
+    answer = asyncio.run(active.infer(call.tensors, RequestOptions(1000), admission))
     body, length = codec.encode(call, answer)
     result = tritonclient.http.InferenceServerClient.parse_response_body(body, header_length=length)
     return {output.name: result.as_numpy(output.name) for output in case.model.graph.output}

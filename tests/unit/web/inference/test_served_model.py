@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock, MagicMock, Mock
 import numpy as np
 import pytest
 
-from smallplates.engine.memory import EngineFds, Health, SlotLayout
+from smallplates.engine.memory import EngineFds, SlotLayout
 from smallplates.errors import DeadlineExceededError, OverloadedError, UnavailableError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -93,7 +93,10 @@ def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_mode
 def admitting(model: Model) -> ServedModel:
     """A model whose engine does nothing."""
     service = served(model, "cpu", 5.0, 2, 1)
-    service.client = MagicMock(health=Health.READY)
+    service.client = MagicMock(is_down=False)
+    slots = service.client.acquire()
+    slots.acquired_at, slots.indices = time.monotonic(), [0]
+    service.client.acquire.reset_mock()
     service._metrics = Mock()
     return service
 
@@ -115,23 +118,21 @@ def test_a_limit_in_the_body_counts_from_the_last_byte(
 ) -> None:
     async def main() -> None:
         options = RequestOptions(60_000)
-        async with admitting.admitted(options) as slots:
-            slots.acquired_at = time.monotonic() - 1  # decoding has taken a second
-            monkeypatch.setattr(slots, "submit", AsyncMock())
-            monkeypatch.setattr(slots, "results", asyncio.Event().wait)
-            await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], options.within(500_000), slots)
+        async with admitting.admitted(options) as admission:
+            admission.slots.acquired_at -= 1  # decoding has taken a second
+            monkeypatch.setattr(admission.slots, "submit", AsyncMock())
+            monkeypatch.setattr(admission.slots, "results", asyncio.Event().wait)
+            shorter = options.within(500_000)
+            await admitting.infer([np.zeros((1, 3, 8, 8), np.float32)], shorter, admission)
 
-    admitting.client.memory.layout.slots_per_web_process = 4  # type: ignore[misc]
-    admitting.client.most_queued.return_value = 1  # type: ignore[attr-defined]
     with pytest.raises(DeadlineExceededError):
         asyncio.run(main())
 
 
 def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
     async def main() -> None:
-        async with admitting.admitted(RequestOptions(1000, bulk=True)) as slots:
+        async with admitting.admitted(RequestOptions(1000, bulk=True)):
             admitting.client.acquire.assert_called_once_with(True)  # type: ignore[attr-defined]
-            assert slots is admitting.client.acquire().__enter__()
 
     asyncio.run(main())
     admitting.client.acquire.side_effect = OverloadedError("full")  # type: ignore[attr-defined]
@@ -146,7 +147,7 @@ def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedM
 
     admitting.draining = True
     asyncio.run(main())
-    admitting.client.health = Health.DOWN  # type: ignore[misc]
+    admitting.client.is_down = True  # type: ignore[misc]
     with pytest.raises(UnavailableError):
         asyncio.run(main())
 

@@ -1,0 +1,131 @@
+"""An admitted request, from its body's arrival to its answer; created by `served_model.py`."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from smallplates.engine.client import EngineClient, ItemResult
+from smallplates.engine.statistics import Timings
+from smallplates.errors import DeadlineExceededError, OverloadedError
+from smallplates.models.tensors import Item
+from smallplates.web.metrics import ModelMetrics
+
+
+class Admission:
+    """Holds a request's slots and its time limit, and counts it; a context manager.
+
+    It is no generator and has its own timer, because `asynccontextmanager` and `asyncio.timeout` would
+    cost 4 us for every request.
+    """
+
+    def __init__(
+        self, client: EngineClient, metrics: ModelMetrics, timeout_ms: int, bulk: bool, signature: int
+    ) -> None:
+        """`signature` is the one to count a failure for, before `begin`."""
+        self._client = client
+        self._metrics = metrics
+        self._timeout_ms = timeout_ms
+        self._bulk = bulk
+        self._signature = signature
+        self._submitted_at = 0.0
+        self._is_expired = False
+
+    async def __aenter__(self) -> Self:
+        """Takes a slot; from now on the time limit counts. Raises OverloadedError."""
+        try:
+            self.slots = self._client.acquire(self._bulk)
+        except OverloadedError:
+            self._client.statistics.failed(self._signature, 0)
+            raise
+        self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # noqa: S101 a coroutine runs in a task
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = self._loop.call_later(self._timeout_ms / 1000, self._expire)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Frees the slots. Raises DeadlineExceededError if the time limit has ended the block."""
+        self._timer.cancel()
+        self.slots.__exit__(kind, error, trace)
+        is_own = self._is_expired and self._task.uncancel() <= self._cancelling
+        if error is None:
+            return
+        self._client.statistics.failed(self._signature, time.monotonic() - self.slots.acquired_at)
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if (is_own and is_cancelled) or isinstance(error, DeadlineExceededError):
+            self._metrics.expired.inc()
+            raise DeadlineExceededError("the request was not answered before its deadline") from error
+        if is_cancelled:
+            self._metrics.cancelled.inc()
+
+    def _expire(self) -> None:
+        self._is_expired = True
+        self._task.cancel()
+
+    def begin(self, signature: int, items: int, timeout_ms: int) -> None:
+        """Takes slots for about so many items of a signature; none may be submitted yet.
+
+        `timeout_ms` may be shorter than before, because the body says so. Raises OverloadedError.
+        """
+        self._signature = signature
+        if timeout_ms < self._timeout_ms:
+            self._timeout_ms = timeout_ms
+            self._timer.cancel()
+            left = self._deadline - time.monotonic()
+            self._timer = self._loop.call_later(max(0.0, left), self._expire)
+        if items > 1:
+            count = min(items, self._most_slots)
+            self._client.check_free(self._bulk, count - 1)
+            self.slots.resize(count, self._bulk)
+
+    async def submit(self, items: Sequence[Item], further: int = 0) -> None:
+        """Queues items of a request, of which about so many `further` items will follow.
+
+        Raises what `Slots.submit` raises.
+        """
+        if not self._submitted_at:
+            if (count := len(items) + further) != len(self.slots.indices):
+                self.slots.resize(min(count, self._most_slots), self._bulk)
+            self._submitted_at = time.monotonic()
+        await self.slots.submit(self._signature, items, self._deadline, self._bulk)
+
+    async def results(self) -> list[ItemResult]:
+        """See `Slots.results`."""
+        return await self.slots.results()
+
+    def finish(self, results: Sequence[ItemResult], version: str, truncated: bool = False) -> Timings:
+        """Counts the answered request, and returns its timings."""
+        started = min(result.started_at for result in results)
+        finished = max(result.finished_at for result in results)
+        sizes = [result.batch_size for result in results]
+        timings = Timings(
+            decode_s=self._submitted_at - self.slots.acquired_at,
+            queue_s=started - self._submitted_at,
+            infer_s=finished - started,
+            output_s=time.monotonic() - finished,
+            admitted_at=self.slots.acquired_at,
+            batch_size=max(sizes),
+            version=version,
+            truncated=truncated,
+        )
+        self._client.statistics.succeeded(self._signature, timings, sizes)
+        return timings
+
+    @property
+    def _deadline(self) -> float:
+        """A `time.monotonic()` time."""
+        return self.slots.acquired_at + self._timeout_ms / 1000
+
+    @property
+    def _most_slots(self) -> int:
+        """How many slots one request may hold.
+
+        This is a quarter of all slots, or more if it takes more to keep the workers busy, but at most
+        half.
+        """
+        slots = self._client.memory.layout.slots_per_web_process
+        return max(1, min(slots // 2, max(slots // 4, self._client.most_queued(self._signature))))
