@@ -100,17 +100,12 @@ BODIES: list[tuple[Any, str]] = [
     (b'{"instances": [' + b"{}," * 9000 + b"{}]}", "too many inputs"),
     (b'{"inputs": [' + b'"",' * 9000 + b'""]}', "too many inputs"),
     ({"inputs": ["AAAA"] * 4097}, "1 to 4096"),
+    *(({"instances": [row]}, SCHEMA) for row in (1, None, [ENCODED], {"b64": 1})),
+    ({"instances": [{"x": ENCODED}]}, "no input 'x'"),
+    ({"instances": [{}]}, "INPUT_IMAGE is missing"),
     *(
-        ({"instances": [row]}, SCHEMA)
-        for row in (1, None, [ENCODED], {"b64": 1}, {"x": ENCODED}, {"input": ENCODED})
-    ),
-    *(
-        ({"instances": [row]}, "the only input is INPUT_IMAGE")
-        for row in (
-            {},
-            {"INPUT_IMAGE": ENCODED, "b64": ENCODED},
-            {"data": ENCODED, "INPUT_IMAGE": ENCODED},
-        )
+        ({"instances": [{alias: ENCODED, "INPUT_IMAGE": ENCODED}]}, f"{alias} is an alias")
+        for alias in ("b64", "data")
     ),
     ({"instances": [{"b64": ENCODED}, ENCODED]}, SCHEMA),
     ({"instances": ["%%%"]}, "base64"),

@@ -424,7 +424,7 @@ FLOATS = {"name": "input", "datatype": "FP32", "shape": [1, 3, 224, 224]}
         ({"inputs": []}, "inputs"),
         ({"inputs": [{}] * 9}, "inputs"),
         (question(inputs=None), "inputs"),
-        ({"inputs": question()["inputs"] * 2}, "one input"),
+        ({"inputs": question()["inputs"] * 2}, "INPUT_IMAGE, each once"),
         (question(shape=[]) | {"inputs": [{**question()["inputs"][0], "shape": []}]}, "shape"),
         (question(shape=[-1]), "shape"),
         (question(shape=[2**63, 2**63]), "shape"),

@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
         for row, words in (
             (1, "schema"),
             ({"TEXT_PAIR": "warm"}, "TEXT is missing"),
-            ({"b64": "d2FybQ==", "TEXT_PAIR": "warm"}, "TEXT is missing"),
+            ({"b64": "d2FybQ==", "TEXT_PAIR": "warm"}, "b64 is an alias for TEXT"),
             ({"TEXT": "a", "b64": "d2FybQ=="}, "b64 is an alias for TEXT"),
             ({"b64": "?"}, "TEXT is not valid base64"),
             ({"b64": "/w=="}, "UTF-8"),

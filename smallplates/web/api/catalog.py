@@ -5,7 +5,7 @@ names for either.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from smallplates.errors import NotFoundError
@@ -26,20 +26,10 @@ class ColumnSpec:
     """An input or output of a model, as clients see it."""
 
     name: str
-    datatype: str
-    """Name in the Open Inference Protocol, such as BYTES or FP32."""
-
-    dims: tuple[int, ...]
-    """Shape without a batch dimension; -1 stands for a size that varies."""
-
-    limits: tuple[int, ...] = ()
-    """Largest shape; empty means the same as `dims`."""
-
-    axes: tuple[int | str, ...] = ()
-    """Name of each axis that varies, size of each other axis; for error messages."""
-
-    field: Field | None = None
-    """Field of the request or the answer; None for a tensor of the network."""
+    datatype: str  # name in the Open Inference Protocol, such as BYTES or FP32
+    dims: tuple[int, ...]  # shape without a batch dimension; -1 stands for a size that varies
+    limits: tuple[int, ...] = ()  # largest shape; empty means the same as `dims`
+    field: Field | None = None  # of the request or the answer; None for a tensor of the network
 
     @property
     def is_bytes(self) -> bool:
@@ -61,6 +51,17 @@ class ColumnSpec:
         """Maximum number of elements in one input."""
         return math.prod(self.limits or self.dims)
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Returns whether a batch element may have this shape; only lists of fields may be empty.
+
+        `Signature.items` checks the limits of a tensor's varying axes.
+        """
+        fewest = 1 if self.field is None else 0
+        return len(shape) == len(self.dims) and all(
+            size == dim or (dim == -1 and size >= fewest)
+            for size, dim in zip(shape, self.dims, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class CatalogEntry:
@@ -68,19 +69,12 @@ class CatalogEntry:
 
     name: str
     version: str
-    takes_tensors: bool
-    """Whether it is called with tensors instead of a task's requests."""
-
-    signature: int
-    """Index of the engine's signature; statistics are counted by signature."""
-
+    takes_tensors: bool  # instead of a task's requests
+    signature: int  # index of the engine's signature, by which statistics are counted
     inputs: tuple[ColumnSpec, ...]
     outputs: tuple[ColumnSpec, ...]
-    model: ServedModel
-    """The model; requests that have found it are answered by it, even if it is replaced meanwhile."""
-
-    is_batched: bool = True
-    """Whether shapes may begin with a batch dimension; otherwise a request is a single item."""
+    model: ServedModel  # answers requests that have found it, even if it is replaced meanwhile
+    is_batched: bool = True  # whether shapes may begin with a batch dimension
 
     @property
     def is_quick_to_parse(self) -> bool:
@@ -157,29 +151,30 @@ class ModelCatalog:
 def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
     """Yields the entries of a model, its main name first."""
     description, task = model.description, model.task
-    model_name, aliases, version = description.name, description.aliases, description.version
-    names = {model_name: TENSOR if task.request_signature is None else REQUEST} | aliases
-    if None not in (task.request_signature, task.tensor_signature) and TENSOR not in aliases.values():
-        names[f"{model_name}_{TENSOR}"] = TENSOR
+    tensor = task.tensor_signature
+    names = {description.name: TENSOR if task.request_signature is None else REQUEST}
+    names |= description.aliases
+    if None not in (task.request_signature, tensor) and TENSOR not in names.values():
+        names[f"{description.name}_{TENSOR}"] = TENSOR
     for name, kind in names.items():
         if kind == REQUEST and task.request_signature is not None:
-            wire = description.names
-            inputs = tuple(column_of_field(field, wire) for field in task.request)
-            outputs = tuple(column_of_field(field, wire) for field in task.answer)
-            yield CatalogEntry(name, version, False, task.request_signature, inputs, outputs, model)
-        elif kind == TENSOR and task.tensor_signature is not None:
-            signature = model.signatures[task.tensor_signature]
+            inputs = tuple(column_of_field(field, description.names) for field in task.request)
+            outputs = tuple(column_of_field(field, description.names) for field in task.answer)
+            form = (False, task.request_signature, inputs, outputs, model)
+            yield CatalogEntry(name, description.version, *form)
+        elif kind == TENSOR and tensor is not None:
+            signature = model.signatures[tensor]
             inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
             outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
-            index, is_batched = task.tensor_signature, signature.is_batched
-            yield CatalogEntry(name, version, True, index, inputs, outputs, model, is_batched)
+            form = (True, tensor, inputs, outputs, model)
+            yield CatalogEntry(name, description.version, *form, signature.is_batched)
 
 
 def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:
     """Returns the column for a field of a request or an answer."""
     name = names.get(field.name, field.name.upper())
     if field.is_list:
-        return ColumnSpec(name, field.datatype, (-1,), (MAX_LIST,), ("its length",), field)
+        return ColumnSpec(name, field.datatype, (-1,), (MAX_LIST,), field)
     return ColumnSpec(name, field.datatype, (1,), field=field)
 
 
@@ -188,4 +183,4 @@ def column_of_tensor(spec: TensorSpec, signature: Signature) -> ColumnSpec:
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
     limits = spec.sized(unlimited | signature.limits)
-    return ColumnSpec(spec.name, NAMES[spec.dtype], dims, limits, spec.shape)
+    return ColumnSpec(spec.name, NAMES[spec.dtype], dims, limits)

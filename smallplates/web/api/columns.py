@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from smallplates.errors import InvalidRequestError, InvalidTensorError
+from smallplates.errors import InvalidRequestError
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Fields
+from smallplates.tasks.base import Field, Fields
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import BYTES, DTYPES
 from smallplates.web.api.fields import commas, element_of, field_value, without_texts
@@ -31,29 +31,31 @@ MAX_CLASS_TEXTS = 1 << 18
 OTHER_KINDS = {b"{": 'objects or {"b64": ...}', b'"': "text", b"n": "null", b"]": "empty lists"}
 """First byte of a value in JSON -> what is sent in place of numbers."""
 
-Values = list[str] | list[bytes] | Array
+Data = list[str] | list[bytes] | Array
+
+
+@dataclass
+class Output:
+    """An output that the client asks for."""
+
+    spec: ColumnSpec
+    classes: int = 0  # how many of the best classes to return as text; 0 returns the column itself
+    binary: bool = False  # whether to send it as binary data after the JSON
 
 
 @dataclass
 class Column:
-    """Values of one output, with the shape that the client sees."""
+    """An output in an answer, with the shape that the client sees."""
 
-    name: str
-    datatype: str
+    spec: ColumnSpec
     shape: list[int]
     data: Array | list[bytes]
+    binary: bool
 
-
-@dataclass
-class WantedOutput:
-    """An output that the client asks for."""
-
-    name: str
-    classes: int = 0
-    """How many of the best classes to return as text; 0 returns the column itself."""
-
-    binary: bool = False
-    """Whether to send it as binary data after the JSON."""
+    @property
+    def datatype(self) -> str:
+        """Name in the Open Inference Protocol; classes of numbers are texts."""
+        return BYTES if isinstance(self.data, list) else self.spec.datatype
 
 
 @dataclass
@@ -62,7 +64,7 @@ class ColumnCall(Call):
 
     entry: CatalogEntry = field(kw_only=True)
     count: int = field(kw_only=True)
-    outputs: list[WantedOutput] = field(default_factory=list, kw_only=True)
+    outputs: list[Output] = field(default_factory=list, kw_only=True)
     shape: list[int] = field(default_factory=list, kw_only=True)
     """Shape of the first input as the client sent it."""
 
@@ -82,139 +84,101 @@ class ColumnCall(Call):
 def call_of(
     entry: CatalogEntry,
     count: int,
-    values: Mapping[str, Values],
-    candidates: int = 1,
-    outputs: Sequence[WantedOutput] = (),
+    data: Mapping[str, Data],
     **further: Any,  # fields of ColumnCall
 ) -> ColumnCall:
-    """Returns a call with these columns, which have been checked."""
-    call = ColumnCall(
-        top_k=max(candidates, *(output.classes for output in outputs)) if outputs else candidates,
-        entry=entry,
-        count=count,
-        candidates=candidates,
-        outputs=[*outputs],
-        **further,
-    )
+    """Returns a call with these inputs, which have been checked."""
+    call = ColumnCall(entry=entry, count=count, **further)
+    call.top_k = max(call.candidates, *(output.classes for output in call.outputs), 1)
     if entry.takes_tensors:
-        call.tensors = [np.asarray(values[spec.name]) for spec in entry.inputs]
+        call.tensors = [np.asarray(data[spec.name]) for spec in entry.inputs]
     else:
-        call.inputs = inputs_of(entry, count, values)
+        call.inputs = inputs_of(entry, count, data)
     return call
 
 
-def inputs_of(entry: CatalogEntry, count: int, values: Mapping[str, Values]) -> list[Input]:
+def inputs_of(entry: CatalogEntry, count: int, data: Mapping[str, Data]) -> list[Input]:
     """Returns the task's inputs, one per batch element."""
-    fields = [
-        (spec.field, values[spec.name]) for spec in entry.inputs if spec.field and spec.name in values
-    ]
-
-    def element(is_list: bool, column: Values, index: int) -> Any:
-        if isinstance(column, list) and is_list:
-            length = len(column) // count
-            return column[index * length : (index + 1) * length]
-        return column[index]
+    columns: list[tuple[Field, Sequence[Any]]] = []
+    for spec in entry.inputs:
+        if spec.field and spec.name in data:
+            column: Any = data[spec.name]
+            if spec.field.is_list and isinstance(column, list):  # all elements of all lists
+                size = len(column) // count
+                column = [column[index * size : (index + 1) * size] for index in range(count)]
+            columns.append((spec.field, column))
 
     def read(index: int) -> Fields:
-        return {
-            field.name: field_value(field, element(field.is_list, column, index))
-            for field, column in fields
-        }
+        return {field.name: field_value(field, column[index]) for field, column in columns}
 
-    def size(index: int) -> int:
-        return sum(len(element(field.is_list, column, index)) for field, column in fields)
-
-    return [Input(size(index), partial(read, index)) for index in range(count)]
+    return [
+        Input(sum(len(column[index]) for _, column in columns), partial(read, index))
+        for index in range(count)
+    ]
 
 
 # checks of the columns' names, types and shapes
 
 
-def check_inputs(entry: CatalogEntry, inputs: Sequence[tuple[str, str, list[int]]], most: int) -> int:
+def check_inputs(entry: CatalogEntry, inputs: Sequence[Any], most: int) -> int:
     """Checks names, types and shapes of all inputs; returns the number of batch elements.
 
-    `inputs` has the name, datatype and shape of each input. The shapes must match the model's, either
-    all with or all without a batch dimension of at most `most`; this keeps their products from
-    overflowing. Raises InvalidRequestError, or InvalidTensorError for a size out of range.
+    `inputs` have a `name`, `datatype` and `shape` each. The shapes must be the model's, either all with
+    or all without a batch dimension of at most `most`. The sizes of varying axes are the business of
+    `Signature.items`. Raises InvalidRequestError.
     """
-    names = [name for name, _, _ in inputs]
-    optional = [spec.name for spec in entry.inputs if spec.is_optional]
-    wanted = {spec.name: spec for spec in entry.inputs}
-    if len(wanted) == 1 and len(names) != 1:
-        raise InvalidRequestError(f"{entry.name} has one input, not {len(names)}")
-    unknown = [name for name in names if name not in wanted]
-    if unknown:
+    specs = {spec.name: spec for spec in entry.inputs}
+    names = [tensor.name for tensor in inputs]
+    if unknown := [name for name in names if name not in specs]:
         raise InvalidRequestError(
-            f"{entry.name} has no input {unknown[0][:80]!r}; its inputs are {', '.join(wanted)}"
+            f"{entry.name} has no input {unknown[0][:80]!r}; its inputs are {', '.join(specs)}"
         )
-    missing = [name for name in wanted if name not in names and name not in optional]
-    if missing or len(set(names)) < len(names):
-        needed = ", ".join(name for name in wanted if name not in optional)
+    needed = [name for name, spec in specs.items() if not spec.is_optional]
+    if len(set(names)) < len(names) or not set(needed) <= set(names):
+        optional = [name for name in specs if name not in needed]
         further = f"; {', '.join(optional)} is optional" if optional else ""
-        raise InvalidRequestError(f"{entry.name} takes {needed}, each once{further}")
+        raise InvalidRequestError(f"{entry.name} takes {', '.join(needed)}, each once{further}")
     most = most if entry.is_batched else 0
-    counts = {check_input(wanted[name], datatype, shape, most) for name, datatype, shape in inputs}
-    if len(counts) > 1:
+    counts = {check_input(specs[each.name], each.datatype, each.shape, most) for each in inputs}
+    if len(counts) != 1:
         raise InvalidRequestError("the inputs have different numbers of batch elements")
     return counts.pop()
 
 
-def check_input(spec: ColumnSpec, datatype: str, shape: list[int], most: int) -> int:
+def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int) -> int:
     """Checks an input and returns its batch size; `most` is 0 for a model without a batch dimension.
 
-    Raises InvalidRequestError, or InvalidTensorError for a size out of range.
+    Raises InvalidRequestError.
     """
-    name, dims = spec.name, list(spec.dims)
+    name, dims, shape = spec.name, list(spec.dims), list(shape[: MAX_DIMS + 1])
     if datatype != spec.datatype:
         raise InvalidRequestError(f"{name} must be {spec.datatype}, not {datatype[:20]!r}")
-    if fits(spec.dims, shape):
-        check_sizes(spec, shape)
+    if spec.fits(shape):
         return 1
-    if not most:
-        raise InvalidRequestError(f"{name} must have the shape {dims}, not {shape}")
-    if fits(spec.dims, shape[1:]) or (dims == [1] and len(shape) == 1):
+    if most and (spec.fits(shape[1:]) or (dims == [1] and len(shape) == 1)):
         check_count(shape[0], most)
-        check_sizes(spec, shape[1:])
         return shape[0]
-    batched = ", ".join(str(size) for size in ["N", *dims])
-    raise InvalidRequestError(f"{name} must have the shape [{batched}] or {dims}, not {shape}")
+    batched = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
+    raise InvalidRequestError(f"{name} must have the shape {batched}{dims}, not {shape}")
 
 
-def fits(dims: Sequence[int], shape: Sequence[int]) -> bool:
-    """Returns whether a batch element may have this shape; -1 in `dims` matches any size."""
-    return len(shape) == len(dims) and all(
-        wanted in (size, -1) for size, wanted in zip(shape, dims, strict=True)
-    )
+def check_outputs(entry: CatalogEntry, outputs: Sequence[tuple[str, int, bool]]) -> list[Output]:
+    """Returns the outputs with these names, numbers of classes and binary flags.
 
-
-def check_sizes(spec: ColumnSpec, shape: Sequence[int]) -> None:
-    """Checks a batch element's varying axes; only list fields of requests may be empty.
-
-    Raises InvalidTensorError.
+    Raises InvalidRequestError.
     """
-    fewest = 0 if spec.field else 1
-    for size, wanted, most, axis in zip(shape, spec.dims, spec.limits, spec.axes, strict=False):
-        if wanted == -1 and not fewest <= size <= most:
-            raise InvalidTensorError(
-                f"{spec.name} has the size {size} along {axis}; {fewest} to {most} are accepted"
-            )
-
-
-def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool) -> list[WantedOutput]:
-    """Returns the outputs to return: `wanted`, or all if it is empty. Raises InvalidRequestError."""
-    datatypes = {spec.name: spec.datatype for spec in entry.outputs}
-    for output in wanted:
-        if output.name not in datatypes:
+    specs = {spec.name: spec for spec in entry.outputs}
+    for name, classes, _ in outputs:
+        if name not in specs:
             raise InvalidRequestError(
-                f"{entry.name} has no output {output.name[:80]!r}; "
-                f"its outputs are {', '.join(datatypes)}"
+                f"{entry.name} has no output {name[:80]!r}; its outputs are {', '.join(specs)}"
             )
-        if output.classes and datatypes[output.name] == BYTES:
-            numbers = [name for name, datatype in datatypes.items() if datatype != BYTES]
+        if classes and specs[name].datatype == BYTES:
+            numbers = [spec.name for spec in entry.outputs if spec.datatype != BYTES]
             raise InvalidRequestError(f"only numeric outputs can be classified: {', '.join(numbers)}")
-    if len({output.name for output in wanted}) < len(wanted):
+    if len({name for name, _, _ in outputs}) < len(outputs):
         raise InvalidRequestError("an output is named twice")
-    return wanted or [WantedOutput(name, binary=binary) for name in datatypes]
+    return [Output(specs[name], classes, binary) for name, classes, binary in outputs]
 
 
 # decoding JSON and bytes
@@ -223,15 +187,19 @@ def check_outputs(entry: CatalogEntry, wanted: list[WantedOutput], binary: bool)
 def check_size(
     text: bytes | memoryview | msgspec.Raw, entry: CatalogEntry, most: int, others: int = 0
 ) -> None:
-    """Refuses JSON with more commas than `most` inputs can have, before anything is built from it.
+    """Refuses JSON with more commas, objects or keys than `most` inputs can have, before any is built.
 
-    Base64 has a comma after it and may have another in a data URL; `others` allows for commas outside of
-    inputs. Raises InvalidRequestError.
+    Base64 has a comma after it, and may have one and a colon more in a data URL. `others` allows for
+    what is outside of the inputs. Raises InvalidRequestError.
     """
-    if any(spec.is_text for spec in entry.inputs):
-        text = without_texts(text)
+    is_text = any(spec.is_text for spec in entry.inputs)
+    text = without_texts(text) if is_text else bytes(text)
     of_one = sum(2 if spec.datatype == BYTES else spec.largest for spec in entry.inputs)
-    if commas(text) > of_one * most + others:
+    names = (1 + 4 * len(entry.inputs)) * (most + 1) + others  # {"name": {"b64": "data:..."}}
+    sent = text.count(b",")
+    if sent > of_one * most + others or (
+        sent > names // 2 and text.count(b"{") + text.count(b":") > names
+    ):
         raise InvalidRequestError(f"the request has too many inputs; the maximum is {most}")
 
 
@@ -301,13 +269,19 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
 
     Raises InvalidRequestError or InvalidTensorError.
     """
-    specs = {spec.name: (spec, index) for index, spec in enumerate(call.entry.outputs)}
+    outputs = call.outputs
     if call.tensors is None:
-        given = [wanted for wanted in call.outputs if has_values(specs[wanted.name][0], answer)]
-        return [field_column(specs[wanted.name][0], wanted, call, answer) for wanted in given]
-    if any(wanted.classes or not wanted.binary for wanted in call.outputs):
+        return [
+            field_column(output, call, answer) for output in outputs if has_values(output.spec, answer)
+        ]
+    if any(output.classes or not output.binary for output in outputs):
         call.entry.model.check_finite(answer)
-    return [tensor_column(*specs[wanted.name], wanted, call, answer) for wanted in call.outputs]
+    names = [spec.name for spec in call.entry.outputs]
+    arrays = dict(zip(names, answer.arrays, strict=True))
+    return [
+        tensor_column(output, arrays[output.spec.name], call.is_batched, answer.task.labels)
+        for output in outputs
+    ]
 
 
 def has_values(spec: ColumnSpec, answer: Answer) -> bool:
@@ -326,56 +300,43 @@ def has_values(spec: ColumnSpec, answer: Answer) -> bool:
     return found != {False}
 
 
-def field_column(spec: ColumnSpec, wanted: WantedOutput, call: ColumnCall, answer: Answer) -> Column:
+def field_column(output: Output, call: ColumnCall, answer: Answer) -> Column:
     """Returns the column for a field of the answer, or the best classes as text.
 
     The shape is that of the input for one candidate per batch element, else [N, candidates].
     """
-    field, labels = spec.field, answer.task.labels
-    assert field is not None  # noqa: S101 the entry is for requests
-    count = len(answer.candidates)
-    if wanted.classes:
+    spec, count = output.spec, len(answer.candidates)
+    assert spec.field is not None  # noqa: S101 the entry is for requests
+    shown = [candidates[: output.classes or call.candidates] for candidates in answer.candidates]
+    values: list[Any] = [candidate.get(spec.field.name) for best in shown for candidate in best]
+    if output.classes:
+        labels = answer.task.labels
         if not labels:
             raise InvalidRequestError(f"{spec.name} has no classes")
-        texts = [
-            class_text(candidate[field.name], candidate["index"], labels[candidate["index"]])
-            for candidates in answer.candidates
-            for candidate in candidates[: wanted.classes]
-        ]
-        return Column(spec.name, BYTES, [count, len(texts) // count], texts)
-    best = [candidates[: call.candidates] for candidates in answer.candidates]
-    values: list[Any] = [candidate.get(field.name) for candidates in best for candidate in candidates]
-    if len({len(candidates) for candidates in best}) > 1:
-        raise InvalidRequestError(
-            f"the inputs have different numbers of {spec.name}: send each in its own request"
-        )
-    if field.is_list:
-        return list_column(spec, values, call, wanted.binary)
-    single = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
-    shape = single if call.candidates == 1 else [count, len(values) // count]
-    if spec.datatype == BYTES:
-        texts = [element_of(field, value, wanted.binary) for value in values]
-        return Column(spec.name, BYTES, shape, texts)
-    return Column(spec.name, spec.datatype, shape, number_array(spec, values))
+        indices = [candidate["index"] for best in shown for candidate in best]
+        texts = [class_text(*pair, labels[pair[1]]) for pair in zip(values, indices, strict=True)]
+        return Column(spec, [count, len(texts) // count], texts, output.binary)
+    same_length("inputs have different numbers", shown, spec)
+    shape = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
+    if call.candidates > 1:
+        shape = [count, len(values) // count]
+    if spec.field.is_list:
+        same_length("answers have different lengths", values, spec)
+        shape = [len(values), len(values[0])] if call.is_batched else [len(values[0])]
+        values = [each for value in values for each in value]
+    return Column(spec, shape, elements(spec, values, output.binary), output.binary)
 
 
-def list_column(spec: ColumnSpec, values: list[list[Any]], call: ColumnCall, binary: bool) -> Column:
-    """Returns the column for a list field. Raises InvalidRequestError if the lengths differ."""
-    if len({len(value) for value in values}) > 1:
-        raise InvalidRequestError(
-            f"{spec.name} differs in length between the answers: send each input in its own request"
-        )
-    data: Array | list[bytes]
+def same_length(problem: str, lists: Sequence[Sequence[Any]], spec: ColumnSpec) -> None:
+    """Raises InvalidRequestError with the `problem` if lists differ in length; tensors have no gaps."""
+    if len({len(each) for each in lists}) > 1:
+        raise InvalidRequestError(f"the {problem} of {spec.name}: send each in its own request")
+
+
+def elements(spec: ColumnSpec, values: Sequence[Any], binary: bool) -> Array | list[bytes]:
+    """Returns a field's values as a column's data. Raises InvalidRequestError for too large a number."""
     if spec.datatype == BYTES and spec.field:
-        data = [element_of(spec.field, each, binary) for value in values for each in value]
-    else:
-        data = number_array(spec, values)
-    shape = [len(values), len(values[0])] if call.is_batched else [len(values[0])]
-    return Column(spec.name, spec.datatype, shape, data)
-
-
-def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
-    """Returns numbers of the answer as an array. Raises InvalidRequestError for too large a number."""
+        return [element_of(spec.field, value, binary) for value in values]
     try:
         return np.array(values, DTYPES[spec.datatype])
     except OverflowError as error:
@@ -384,29 +345,26 @@ def number_array(spec: ColumnSpec, values: Sequence[Any]) -> Array:
         ) from error
 
 
-def tensor_column(
-    spec: ColumnSpec, index: int, wanted: WantedOutput, call: ColumnCall, answer: Answer
-) -> Column:
+def tensor_column(output: Output, array: Array, is_batched: bool, labels: Sequence[str]) -> Column:
     """Returns the column for an output of the network, [N, *shape], or its largest numbers as text.
 
     Like in Triton, the numbers of all axes count as classes. Without labels they only have an index.
     """
-    array, labels = answer.arrays[index], answer.task.labels
-    leading = [len(array)] if call.is_batched else []
-    if not wanted.classes:
-        return Column(spec.name, spec.datatype, [*leading, *array.shape[1:]], array)
+    spec, leading = output.spec, [len(array)] if is_batched else []
+    if not output.classes:
+        return Column(spec, [*leading, *array.shape[1:]], array, output.binary)
     rows = array.reshape(len(array), -1)
     width = rows.shape[1]
-    if len(rows) * min(width, wanted.classes) > MAX_CLASS_TEXTS:
+    if len(rows) * min(width, output.classes) > MAX_CLASS_TEXTS:
         raise InvalidRequestError(f"classification would list more than {MAX_CLASS_TEXTS} classes")
     ascending = np.argsort(rows[:, ::-1], axis=1, kind="stable")  # the first of equal numbers is last
-    order = (width - 1 - ascending)[:, ::-1][:, : wanted.classes]
+    order = (width - 1 - ascending)[:, ::-1][:, : output.classes]
     best = zip(np.take_along_axis(rows, order, 1).ravel().tolist(), order.ravel().tolist(), strict=True)
     texts = [
         class_text(value, place, labels[place] if len(labels) == width else None)
         for value, place in best
     ]
-    return Column(spec.name, BYTES, [*leading, order.shape[1]], texts)
+    return Column(spec, [*leading, order.shape[1]], texts, output.binary)
 
 
 def class_text(value: float, index: int, label: str | None) -> bytes:

@@ -5,7 +5,7 @@ Requests have rows (`instances`, answered with `predictions`) or columns (`input
 the only input, or of the only required input if it is text.
 """
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,11 +18,10 @@ from smallplates.models.tensors import Array
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from smallplates.web.api.columns import (
     ColumnCall,
-    Values,
+    Data,
     call_of,
     check_size,
     count_of,
-    fits,
     json_array,
 )
 from smallplates.web.api.datatypes import BYTES, DATATYPES
@@ -39,7 +38,7 @@ BODY = {
     "properties": {"instances": {"type": "array", "minItems": 1}, "inputs": {}},
     "oneOf": [{"required": ["instances"]}, {"required": ["inputs"]}],
 }
-ALIAS = "data"  # the name of the only input for TorchServe clients of this API
+ALIASES = ("data", "b64")  # of the only input: TorchServe's clients send the first to this API
 
 
 class B64(msgspec.Struct):
@@ -56,9 +55,12 @@ class PredictRequest(msgspec.Struct):
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+Named = dict[str, msgspec.Raw]
+"""Name of an input -> its value in JSON."""
+
 REQUEST = msgspec.json.Decoder(PredictRequest)
-TEXT = msgspec.json.Decoder(B64 | str)
-TEXTS = msgspec.json.Decoder(list[B64 | str])
+NAMED, ROWS = msgspec.json.Decoder(Named), msgspec.json.Decoder(list[Named])
+TEXT, TEXTS = msgspec.json.Decoder(B64 | str), msgspec.json.Decoder(list[B64 | str])
 
 
 def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
@@ -78,84 +80,52 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     if by_rows and not entry.is_batched:
         raise InvalidRequestError(f"{entry.name} has no batch dimension: send inputs, not instances")
     parts = rows(sent[0], entry, most) if by_rows else columns(sent[0], entry)
-    values = {
-        spec.name: column(msgspec.Raw(parts[spec.name]), spec, most)
-        for spec in entry.inputs
-        if spec.name in parts
+    data = {
+        spec.name: column(parts[spec.name], spec, most) for spec in entry.inputs if spec.name in parts
     }
-    counts = {len(content) for content in values.values()}
+    counts = {len(content) for content in data.values()}
     if len(counts) != 1:
         raise InvalidRequestError(
             "the inputs have different numbers of rows" if counts else "send at least one input"
         )
-    (count,) = counts
-    return call_of(entry, count, values, by_rows=by_rows)
+    return call_of(entry, counts.pop(), data, by_rows=by_rows)
 
 
-@cache
-def named_decoder(names: tuple[str, ...], rows: bool) -> "msgspec.json.Decoder[Any]":
-    """Returns a decoder for an object with these input names as keys, or for a list of such objects.
-
-    Values stay JSON. Other keys are refused before anything is built from them.
-    """
-    fields = [
-        (f"_{index}", msgspec.Raw | msgspec.UnsetType, msgspec.field(default=msgspec.UNSET, name=name))
-        for index, name in enumerate(names)
-    ]
-    named: Any = msgspec.defstruct("Named", fields, forbid_unknown_fields=True)
-    return msgspec.json.Decoder(list[named] if rows else named)
-
-
-def known_names(entry: CatalogEntry) -> tuple[str, ...]:
-    """Returns the keys that an object of inputs may have."""
-    names = [spec.name for spec in entry.inputs]
-    return tuple(dict.fromkeys([*names, ALIAS, "b64"] if entry.default_input else names))
-
-
-def values_of(named: msgspec.Struct, entry: CatalogEntry) -> dict[str, bytes]:
-    """Returns the JSON of each input's value. Raises InvalidRequestError for wrong names."""
-    by_name = {
-        name: bytes(raw)
-        for index, name in enumerate(known_names(entry))
-        if (raw := given(getattr(named, f"_{index}")))
-    }
-    if spec := entry.default_input:
-        if list(by_name) == ["b64"]:
-            return {spec.name: b'{"b64":' + by_name["b64"] + b"}"}
-        if list(by_name) == [ALIAS]:
-            return {spec.name: by_name[ALIAS]}
-    if len(entry.inputs) == 1 and list(by_name) != [entry.inputs[0].name]:
-        raise InvalidRequestError(
-            f"the only input is {entry.inputs[0].name}, not {', '.join(by_name)[:80] or 'null'}"
-        )
-    for spec in entry.inputs:
-        if spec.name not in by_name and not spec.is_optional:
-            raise InvalidRequestError(f"{spec.name} is missing")
-    known = {spec.name for spec in entry.inputs}
-    if other := [name for name in by_name if name not in known]:
-        raise InvalidRequestError(
-            f"{other[0]} is an alias for {entry.inputs[0].name} and cannot be combined with other inputs"
-        )
-    return by_name
-
-
-def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> dict[str, bytes]:
-    """Returns the JSON of each input's batch in `instances`: a list of objects, or of plain values."""
+def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Named:
+    """Returns the batch of each input in `instances`: a list of objects, or of plain values."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
-        return {only_input(entry).name: bytes(raw)}
-    found = decode_json(named_decoder(known_names(entry), rows=True), raw)
+        return {only_input(entry).name: raw}
+    found = [inputs_of(row, entry) for row in decode_json(ROWS, raw)]
     check_count(len(found), most)
-    values = [values_of(each, entry) for each in found]
-    if any(each.keys() != values[0].keys() for each in values):
+    if any(row.keys() != found[0].keys() for row in found):
         raise InvalidRequestError("all instances need the same inputs")
-    return {name: b"[" + b",".join(each[name] for each in values) + b"]" for name in values[0]}
+    return {name: msgspec.Raw(b"[%b]" % b",".join(row[name] for row in found)) for name in found[0]}
 
 
-def columns(raw: msgspec.Raw, entry: CatalogEntry) -> dict[str, bytes]:
-    """Returns the JSON of each input's batch in `inputs`: an object, or the only input's batch."""
+def columns(raw: msgspec.Raw, entry: CatalogEntry) -> Named:
+    """Returns the batch of each input in `inputs`: an object, or the only input's batch."""
     if bytes(memoryview(raw)[:1]) != b"{":
-        return {only_input(entry).name: bytes(raw)}
-    return values_of(decode_json(named_decoder(known_names(entry), rows=False), raw), entry)
+        return {only_input(entry).name: raw}
+    return inputs_of(decode_json(NAMED, raw), entry)
+
+
+def inputs_of(named: Named, entry: CatalogEntry) -> Named:
+    """Returns the inputs of an object, without nulls. Raises InvalidRequestError for wrong names."""
+    inputs = {name: raw for name, value in named.items() if (raw := given(value))}
+    default, names = entry.default_input, [spec.name for spec in entry.inputs]
+    if default and [*inputs] == ["data"]:
+        return {default.name: inputs["data"]}
+    if default and [*inputs] == ["b64"]:
+        return {default.name: msgspec.Raw(b'{"b64":%b}' % inputs["b64"])}
+    if unknown := [name for name in inputs if name not in names]:
+        if default and unknown[0] in ALIASES:
+            raise InvalidRequestError(f"{unknown[0]} is an alias for {default.name}: send one of them")
+        raise InvalidRequestError(
+            f"{entry.name} has no input {unknown[0][:80]!r}; its inputs are {', '.join(names)}"
+        )
+    if missing := [s.name for s in entry.inputs if s.name not in inputs and not s.is_optional]:
+        raise InvalidRequestError(f"{missing[0]} is missing")
+    return inputs
 
 
 def only_input(entry: CatalogEntry) -> ColumnSpec:
@@ -166,51 +136,42 @@ def only_input(entry: CatalogEntry) -> ColumnSpec:
     return entry.default_input
 
 
-def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Values:
-    """Parses the values of an input; `most` is 0 for a model without a batch dimension.
+def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Data:
+    """Parses the batch of an input; `most` is 0 for a model without a batch dimension.
 
     Raises InvalidJsonError or InvalidRequestError.
     """
-    content: Values
-    if not most:
-        return whole_tensor(raw, spec)
     if spec.datatype != BYTES:
-        content = numeric_column(raw, spec, most)
+        data: Data = numbers(raw, spec, most)
     elif spec.dims != (1,):
         raise InvalidRequestError(
             f"{spec.name} is a list of texts, which this protocol does not support"
         )
-    elif bytes(memoryview(raw)[:1]) == b"[":
-        content = [element(value, spec) for value in decode_json(TEXTS, raw, spec.name)]
     else:  # a single text may be sent without brackets
-        content = [element(decode_json(TEXT, raw, spec.name), spec)]
-    check_count(len(content), most)
-    return content
+        is_list = bytes(memoryview(raw)[:1]) == b"["
+        texts = decode_json(TEXTS, raw, spec.name) if is_list else [decode_json(TEXT, raw, spec.name)]
+        data = [element(value, spec) for value in texts]
+    check_count(len(data), max(1, most))
+    return data
 
 
-def numeric_column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
-    """Parses numbers to [N, *dims]."""
-    count, of_one = count_of(raw, spec), spec.largest
-    if count > of_one * most or (-1 not in spec.dims and count % of_one):
+def numbers(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
+    """Parses numbers to [N, *dims], without a batch dimension in JSON if `most` is 0."""
+    count, of_one, dims = count_of(raw, spec), spec.largest, [*spec.dims]
+    if count > of_one * max(1, most) or (most and -1 not in dims and count % of_one):
         raise InvalidRequestError(f"each {spec.name} needs {of_one} numbers; the request has {count}")
-    is_scalar = spec.field is not None and spec.dims == (1,)
-    dims = () if is_scalar else spec.dims
-    array = json_array(raw, 1 + len(dims), spec)
-    if len(array.shape) != 1 + len(dims) or not fits(dims, array.shape[1:]):
+    is_scalar = spec.field is not None and dims == [1]
+    array = json_array(raw, (1 if most else 0) + (0 if is_scalar else len(dims)), spec)
+    if is_scalar:
+        array = array[:, np.newaxis]
+    elif not most:
+        array = array[np.newaxis]
+    if not spec.fits(array.shape[1:]):
+        shape = f"[N, {dims}]" if most else f"{dims}"
         raise InvalidRequestError(
-            f"{spec.name} must have the shape [N, {list(spec.dims)}], not {list(array.shape)}"
+            f"{spec.name} must have the shape {shape}, not {[*array.shape][0 if most else 1 :]}"
         )
-    return array[:, np.newaxis] if is_scalar else array
-
-
-def whole_tensor(raw: msgspec.Raw, spec: ColumnSpec) -> Array:
-    """Parses the numbers of an input without a batch dimension to [1, *dims]."""
-    array = json_array(raw, len(spec.dims), spec)
-    if not fits(spec.dims, array.shape):
-        raise InvalidRequestError(
-            f"{spec.name} must have the shape {[*spec.dims]}, not {[*array.shape]}"
-        )
-    return array[np.newaxis]
+    return array
 
 
 def element(value: B64 | str, spec: ColumnSpec) -> Any:
@@ -228,29 +189,27 @@ def element(value: B64 | str, spec: ColumnSpec) -> Any:
         raise InvalidBase64Error(f"{spec.name} is not valid base64: {error}"[:200]) from error
 
 
-def outputs_of(call: ColumnCall, answer: Answer) -> dict[str, list[Any]]:
-    """Returns each output's values, one per input. Raises InvalidTensorError."""
+def encode(call: ColumnCall, answer: Answer) -> dict[str, Any]:
+    """Formats the outputs by rows or by columns; a single output is sent without its name.
+
+    Raises InvalidTensorError.
+    """
     outputs = call.entry.outputs
+    columns: dict[str, list[Any]] = {}
     if call.tensors is not None:
         call.entry.model.check_finite(answer)
-        arrays = answer.arrays if call.entry.is_batched else [array[0] for array in answer.arrays]
-        return {spec.name: array.tolist() for spec, array in zip(outputs, arrays, strict=True)}
-    return {
-        spec.name: [best.get(spec.field.name) for best, *_ in answer.candidates]
-        for spec in outputs
-        if spec.field
-    }
-
-
-def encode(columns: dict[str, list[Any]], by_rows: bool) -> dict[str, Any]:
-    """Formats the outputs by rows or by columns; a single output is sent without its name."""
-    if by_rows:
-        values = list(zip(*columns.values(), strict=True))
-        single = len(columns) == 1
-        return {
-            "predictions": [row[0] if single else dict(zip(columns, row, strict=True)) for row in values]
-        }
-    return {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
+        for spec, array in zip(outputs, answer.arrays, strict=True):
+            columns[spec.name] = (array if call.entry.is_batched else array[0]).tolist()
+    else:
+        for spec in outputs:
+            name = spec.field.name if spec.field else spec.name
+            columns[spec.name] = [best.get(name) for best, *_ in answer.candidates]
+    if len(columns) == 1:
+        return {"predictions" if call.by_rows else "outputs": columns[outputs[0].name]}
+    if call.by_rows:
+        rows = zip(*columns.values(), strict=True)
+        return {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
+    return {"outputs": columns}
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
@@ -297,7 +256,7 @@ def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> No
         reader = partial(decode, entry=entry, most=entry.model.largest_request)
         target = Target(entry.model, reader, entry.signature, inline)
         call, answer = await pipeline.http(request, target)
-        return json_response(encode(outputs_of(call, answer), call.by_rows))
+        return json_response(encode(call, answer))
 
 
 def example(entry: CatalogEntry) -> Any:

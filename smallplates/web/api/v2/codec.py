@@ -5,6 +5,8 @@ Tensors are views of the body or the result of a single decoder call; no loop ru
 
 import math
 import struct
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -18,8 +20,8 @@ from smallplates.web.api.columns import (
     MAX_DIMS,
     Column,
     ColumnCall,
-    Values,
-    WantedOutput,
+    Data,
+    Output,
     call_of,
     check_inputs,
     check_outputs,
@@ -110,18 +112,39 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
     text = body if length is None else memoryview(body)[:length]
     check_size(text, entry, most, OTHER_COMMAS)
     request = decode_json(REQUEST, text)
-    parameters = scalars(request.parameters)
-    tensors = [(tensor.name, tensor.datatype, tensor.shape) for tensor in request.inputs]
-    count = check_inputs(entry, tensors, most)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
+    read = partial(data_of, entry, request.inputs, tail)
+    return call_of_request(request, entry, most, scalars, read)
+
+
+def call_of_request(
+    request: Any,  # InferJson, or protobuf's ModelInferRequest
+    entry: CatalogEntry,
+    most: int,
+    scalars: Callable[[Any], Parameters],
+    read: Callable[[int], dict[str, Data]],
+) -> ColumnCall:
+    """Returns the call for a request with up to `most` inputs.
+
+    `scalars` parses `parameters`; `read` takes the number of batch elements and returns each input's
+    data, once names, types and shapes have been checked. Raises RequestError.
+    """
+    parameters = scalars(request.parameters)
+    check_parameters(parameters)
+    count = check_inputs(entry, request.inputs, most)
     binary = flag(parameters, "binary_data_output") or False
-    wanted = [requested(output, binary) for output in request.outputs or []]
+    outputs = []
+    for output in request.outputs or ():
+        check_parameters(of_output := scalars(output.parameters))
+        classes = whole_number(of_output, "classification", MAX_CLASSES)
+        is_binary = flag(of_output, "binary_data")
+        outputs.append((output.name, classes, binary if is_binary is None else is_binary))
     return call_of(
         entry,
         count,
-        values_of(entry, request.inputs, count, tail),
-        shape=request.inputs[0].shape,
-        outputs=check_outputs(entry, wanted, binary),
+        read(count),
+        shape=[*request.inputs[0].shape],
+        outputs=check_outputs(entry, outputs) or [Output(spec, 0, binary) for spec in entry.outputs],
         id=request.id or "",
         timeout_us=whole_number(parameters, "timeout"),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
@@ -136,48 +159,50 @@ def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
     if not body:
         raise InvalidRequestError("the body is empty")
     is_bytes = spec.datatype == BYTES
-    values: Values = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
-    outputs = check_outputs(entry, [], binary=True)
-    return call_of(entry, 1, {spec.name: values}, shape=[*spec.dims], outputs=outputs)
+    data: Data = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
+    outputs = [Output(output, binary=True) for output in entry.outputs]
+    return call_of(entry, 1, {spec.name: data}, shape=[*spec.dims], outputs=outputs)
 
 
-def values_of(
-    entry: CatalogEntry, inputs: list[InputTensor], count: int, tail: memoryview
-) -> dict[str, Values]:
-    """Returns every input's values, from its JSON or from its part of the bytes after the JSON."""
+def data_of(
+    entry: CatalogEntry, inputs: list[InputTensor], tail: memoryview, count: int
+) -> dict[str, Data]:
+    """Returns every input's data, from its JSON or from its part of the bytes after the JSON."""
     specs = {spec.name: spec for spec in entry.inputs}
-    values: dict[str, Values] = {}
+    data: dict[str, Data] = {}
     left = tail
     for tensor in inputs:
         spec, parameters = specs[tensor.name], scalars(tensor.parameters)
+        check_parameters(parameters)
+        raw = given(tensor.data)
         if "binary_data_size" not in parameters:
-            values[tensor.name] = json_values(tensor, spec, count)
+            if raw is None:
+                raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
+            data[tensor.name] = json_data(raw, spec, tensor.shape, count)
             continue
-        if given(tensor.data):
+        if raw:
             raise InvalidRequestError(f"{tensor.name} has both data and binary_data_size")
         size = whole_number(parameters, "binary_data_size", 2**40)
         if size > len(left) or (tensor is inputs[-1] and size != len(left)):
             raise InvalidRequestError(
                 f"{tensor.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
             )
-        values[tensor.name] = binary_values(left[:size], spec, tensor.shape, count)
+        data[tensor.name] = binary_data(left[:size], spec, tensor.shape, count)
         left = left[size:]
     if left:
         raise InvalidRequestError(f"{len(left)} bytes follow the JSON, but no input claims them")
-    return values
+    return data
 
 
-def json_values(tensor: InputTensor, spec: ColumnSpec, count: int) -> Values:
-    """Returns an input's values from its JSON."""
-    if (data := given(tensor.data)) is None:
-        raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
+def json_data(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: int) -> Data:
+    """Returns an input's data from its JSON."""
     if spec.datatype == BYTES:
-        return json_texts(data, math.prod(tensor.shape), spec)
-    return json_numbers(data, tensor.shape, spec, count)
+        return json_texts(raw, math.prod(shape), spec)
+    return json_numbers(raw, shape, spec, count)
 
 
-def binary_values(data: memoryview, spec: ColumnSpec, shape: list[int], count: int) -> Values:
-    """Returns an input's values from binary data."""
+def binary_data(data: memoryview, spec: ColumnSpec, shape: Sequence[int], count: int) -> Data:
+    """Returns an input's data from binary data."""
     if spec.datatype == BYTES:
         return binary_elements(data, math.prod(shape), spec.name)
     return raw_array(data, spec, item_shape(spec, shape), count)
@@ -189,10 +214,8 @@ def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
         return {}
     if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
-    decoded: Parameters = decode_json(SCALARS, text)
-    parameters = {name: value for name, value in decoded.items() if value is not None}
-    check_parameters(parameters)
-    return parameters
+    parameters: Parameters = decode_json(SCALARS, text)
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def check_parameters(parameters: Parameters) -> None:
@@ -222,14 +245,6 @@ def flag(parameters: Parameters, name: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be true or false")
     return value
-
-
-def requested(output: RequestedOutput, binary: bool) -> WantedOutput:
-    """Parses an entry of the request's `outputs`."""
-    parameters = scalars(output.parameters)
-    wants_binary = flag(parameters, "binary_data")
-    classes = whole_number(parameters, "classification", MAX_CLASSES)
-    return WantedOutput(output.name, classes, binary if wants_binary is None else wants_binary)
 
 
 def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
@@ -280,39 +295,25 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
 def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
     """Returns the body of an answer, and the length of its JSON if binary tensors follow, else None."""
     outputs, tails = [], []
-    is_binary = {wanted.name: wanted.binary for wanted in call.outputs}
     for column in columns_of(call, answer):
-        entry: dict[str, Any] = {
-            "name": column.name,
-            "datatype": column.datatype,
-            "shape": column.shape,
-        }
-        if is_binary[column.name]:
-            data = binary_data(column)
-            entry["parameters"] = {"binary_data_size": len(data)}
-            tails.append(data)
+        output: dict[str, Any] = {"name": column.spec.name, "datatype": column.datatype}
+        output["shape"] = column.shape
+        if column.binary:
+            tails.append(packed(column))
+            output["parameters"] = {"binary_data_size": len(tails[-1])}
+        elif isinstance(column.data, list):
+            output["data"] = [text.decode() for text in column.data]
         else:
-            entry["data"] = json_data(column)
-        outputs.append(entry)
+            output["data"] = np.ascontiguousarray(column.data).ravel()
+        outputs.append(output)
     content: dict[str, Any] = {"id": call.id} if call.id else {}
-    content |= {
-        "model_name": call.entry.name,
-        "model_version": call.entry.version,
-        "outputs": outputs,
-    }
-    head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    content |= {"model_name": call.entry.name, "model_version": call.entry.version}
+    head = orjson.dumps(content | {"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     return b"".join([head, *tails]), len(head) if tails else None
 
 
-def binary_data(column: Column) -> bytes:
-    """Encodes an output as binary data."""
+def packed(column: Column) -> bytes:
+    """Returns an output as binary data."""
     if isinstance(column.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in column.data)
     return column.data.astype(DTYPES[column.datatype], copy=False).tobytes()
-
-
-def json_data(column: Column) -> Array | list[str]:
-    """Returns an output as flat `data` for orjson."""
-    if isinstance(column.data, list):
-        return [text.decode() for text in column.data]
-    return np.ascontiguousarray(column.data).ravel()

@@ -1,32 +1,22 @@
 """Codec for the Open Inference Protocol's gRPC messages, like `codec.py` for HTTP."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import (
-    MAX_DIMS,
-    ColumnCall,
-    Values,
-    WantedOutput,
-    call_of,
-    check_inputs,
-    check_outputs,
-    columns_of,
-    item_shape,
-)
+from smallplates.web.api.columns import ColumnCall, Data, columns_of, item_shape
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
 from smallplates.web.api.v2.codec import (
-    MAX_CLASSES,
     MAX_TENSORS,
     Parameters,
     binary_data,
-    binary_values,
+    call_of_request,
     check_parameters,
-    whole_number,
+    packed,
 )
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer
@@ -43,29 +33,14 @@ Message = Any  # protobuf creates its classes at run time
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
     """Decodes a ModelInferRequest with up to `most` inputs. Raises InvalidRequestError."""
-    parameters = scalars(request.parameters)
-    parameters.pop(STREAMING_ONLY, None)
-    check_parameters(parameters)
     if len(request.outputs) > MAX_TENSORS or len(request.inputs) > MAX_TENSORS:
         raise InvalidRequestError(f"a request has more than {MAX_TENSORS} inputs or outputs")
     for tensor in request.inputs:
         check_parameters(scalars(tensor.parameters))
-    shapes = [list(tensor.shape[: MAX_DIMS + 1]) for tensor in request.inputs]
-    tensors = [
-        (tensor.name, tensor.datatype, shape)
-        for tensor, shape in zip(request.inputs, shapes, strict=True)
-    ]
-    count = check_inputs(entry, tensors, most)
-    return call_of(
-        entry,
-        count,
-        values_of(request, shapes, entry, count),
-        shape=shapes[0],
-        outputs=check_outputs(entry, [requested(output) for output in request.outputs], binary=True),
-        id=request.id,
-        timeout_us=whole_number(parameters, "timeout"),
-        candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
-    )
+    call = call_of_request(request, entry, most, scalars, partial(data_of, request, entry))
+    for output in call.outputs:
+        output.binary = True
+    return call
 
 
 def typed_bytes(request: Message) -> int:
@@ -82,46 +57,33 @@ def scalars(parameters: Message) -> Parameters:
     values = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
-        values[name] = getattr(parameter, choice) if choice else None
+        if choice and name != STREAMING_ONLY:
+            values[name] = getattr(parameter, choice)
     return values
 
 
-def requested(output: Message) -> WantedOutput:
-    """Parses an entry of the request's `outputs`."""
-    parameters = scalars(output.parameters)
-    check_parameters(parameters)
-    classes = whole_number(parameters, "classification", MAX_CLASSES)
-    return WantedOutput(output.name, classes, binary=True)
-
-
-def values_of(
-    request: Message, shapes: list[list[int]], entry: CatalogEntry, count: int
-) -> dict[str, Values]:
-    """Returns every input's values; all are raw or all are typed. Raises InvalidRequestError."""
+def data_of(request: Message, entry: CatalogEntry, count: int) -> dict[str, Data]:
+    """Returns every input's data; all are raw or all are typed. Raises InvalidRequestError."""
     specs = {spec.name: spec for spec in entry.inputs}
-    raw = request.raw_input_contents
+    inputs, raw = request.inputs, request.raw_input_contents
     if not raw:
-        return {
-            tensor.name: typed_values(tensor, specs[tensor.name], shape, count)
-            for tensor, shape in zip(request.inputs, shapes, strict=True)
-        }
-    if len(raw) != len(request.inputs) or any(tensor.HasField("contents") for tensor in request.inputs):
-        name = request.inputs[0].name
-        raise InvalidRequestError(f"{name} needs either one raw content or typed contents")
+        return {tensor.name: typed_data(tensor, specs[tensor.name], count) for tensor in inputs}
+    if len(raw) != len(inputs) or any(tensor.HasField("contents") for tensor in inputs):
+        raise InvalidRequestError(f"{inputs[0].name} needs either one raw content or typed contents")
     return {
-        tensor.name: binary_values(memoryview(data), specs[tensor.name], shape, count)
-        for tensor, shape, data in zip(request.inputs, shapes, raw, strict=True)
+        tensor.name: binary_data(memoryview(data), specs[tensor.name], tensor.shape, count)
+        for tensor, data in zip(inputs, raw, strict=True)
     }
 
 
-def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int) -> Values:
-    """Returns an input's values from its typed contents. Raises InvalidRequestError."""
+def typed_data(tensor: Message, spec: ColumnSpec, count: int) -> Data:
+    """Returns an input's data from its typed contents. Raises InvalidRequestError."""
     name = DATATYPES[spec.datatype].contents
     if name is None:
         raise InvalidRequestError(
             f"{spec.name} is {spec.datatype}, which is supported as raw contents only"
         )
-    values, needed = getattr(tensor.contents, name), math.prod(shape)
+    values, needed = getattr(tensor.contents, name), math.prod(tensor.shape)
     if len(values) != needed:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
     if spec.datatype == BYTES:
@@ -132,7 +94,7 @@ def typed_values(tensor: Message, spec: ColumnSpec, shape: list[int], count: int
         raise InvalidRequestError(
             f"{spec.name} has a number outside the range of {spec.datatype}"
         ) from error
-    return array.reshape(count, *item_shape(spec, shape))
+    return array.reshape(count, *item_shape(spec, tensor.shape))
 
 
 def encode(call: ColumnCall, answer: Answer) -> Message:
@@ -140,6 +102,7 @@ def encode(call: ColumnCall, answer: Answer) -> Message:
     entry = call.entry
     message = pb.ModelInferResponse(model_name=entry.name, model_version=entry.version, id=call.id)
     for column in columns_of(call, answer):
-        message.outputs.add(name=column.name, datatype=column.datatype, shape=column.shape)
-        message.raw_output_contents.append(binary_data(column))
+        name, datatype = column.spec.name, column.datatype
+        message.outputs.add(name=name, datatype=datatype, shape=column.shape)
+        message.raw_output_contents.append(packed(column))
     return message

@@ -229,6 +229,6 @@ def test_tensorflow_serving_has_null() -> None:
     call = tfserving.decode(b'{"instances": [{"SIZE": 1}, {"SIZE": 1}]}', entry_of(task), 4)
     for candidate in (NULL, ABSENT):
         answer: Any = Answer(task, [[candidate], [FULL]], [], Timings(0, 0, 0))
-        found = tfserving.outputs_of(call, answer)
-        assert found["NOTE"] == [None, "a"]
-        assert found["TAGS"] == [None, ["b", "c"]]
+        rows = tfserving.encode(call, answer)["predictions"]
+        assert [row["NOTE"] for row in rows] == [None, "a"]
+        assert [row["TAGS"] for row in rows] == [None, ["b", "c"]]

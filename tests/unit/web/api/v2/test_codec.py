@@ -15,7 +15,7 @@ from smallplates.engine.statistics import Timings
 from smallplates.errors import InvalidRequestError, ServingError
 from smallplates.tasks.base import Field
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import WantedOutput, call_of, columns_of
+from smallplates.web.api.columns import Output, call_of, columns_of
 from smallplates.web.api.v2 import grpc_messages
 from smallplates.web.api.v2.codec import decode, encode
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
@@ -169,7 +169,7 @@ def test_null_means_left_out(more: dict[str, Any], of_input: dict[str, Any]) -> 
     tensor = {"name": "i", "datatype": "FP32", "shape": [3, 2, 2], "data": [0.5] * 12}
     call = decode(json.dumps({"inputs": [tensor | of_input], **more}).encode(), None, ARRAY, MOST)
     assert (call.id, call.timeout_us, call.candidates) == ("", 0, 1)
-    assert call.outputs == [WantedOutput("o")]
+    assert call.outputs == [Output(ARRAY.outputs[0])]
     answer = Answer(Mock(), [], [np.ones((1, 2), np.float32)], Timings(0, 0, 0))
     body, _ = encode(call, answer)
     assert json.loads(body)["outputs"][0]["data"] == [1, 1]
@@ -225,7 +225,7 @@ def test_classes_are_named_by_the_version_that_computed_them() -> None:
     task: Any = SimpleNamespace(labels=["old a", "old b"])
     answer = Answer(task, [], [np.array([[0, 1]], np.float32)], Timings(0, 0, 0))
     values = {"i": np.zeros((1, 3, 2, 2), np.float32)}
-    call = call_of(ARRAY, 1, values, outputs=[WantedOutput("o", classes=2)], shape=[1, 3, 2, 2])
+    call = call_of(ARRAY, 1, values, outputs=[Output(ARRAY.outputs[0], classes=2)], shape=[1, 3, 2, 2])
     (column,) = columns_of(call, answer)
     assert column.data == [b"1.000000:1:old b", b"0.000000:0:old a"]
 
@@ -236,7 +236,7 @@ def classes_of(array: Any, count: int, labels: list[str], batched: bool = True) 
     answer = Answer(task, [], [np.asarray(array)], Timings(0, 0, 0))
     shape = [len(array), 3, 2, 2] if batched else [3, 2, 2]
     values = {"i": np.zeros((len(array), 3, 2, 2), np.float32)}
-    wanted = [WantedOutput("o", classes=count)]
+    wanted = [Output(ARRAY.outputs[0], classes=count)]
     call = call_of(ARRAY, len(array), values, outputs=wanted, shape=shape)
     (output,) = json.loads(encode(call, answer)[0])["outputs"]
     message = grpc_messages.encode(call, answer)

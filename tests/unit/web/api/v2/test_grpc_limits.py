@@ -171,7 +171,7 @@ ROWS, LENGTH = 64, 512
 def test_many_packed_numbers_are_one_field(
     datatype: str, contents: str, width: int, largest: float
 ) -> None:
-    spec = ColumnSpec("ids", datatype, (-1,), (LENGTH,), ("length",))
+    spec = ColumnSpec("ids", datatype, (-1,), (LENGTH,))
     entry = CatalogEntry("texts", "1", True, 0, (spec,), (), Mock())
     numbers = [largest, 0, 1, 1] * (ROWS * LENGTH // 4)
     request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": datatype}])
