@@ -4,8 +4,8 @@ Every web process has a server. If there are several, they share the port with S
 to share a gRPC listener, and the kernel assigns each connection to one of them.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +20,47 @@ from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.api.v2 import grpc_messages as messages
 from smallplates.web.api.v2 import metadata
-from smallplates.web.api.v2.grpc_calls import CHECK, HEALTH, SERVICE, Calls, abort, authorization, parsed
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.api.v2.grpc_limits import CALLS, MessageReadLimiter, options
-from smallplates.web.api.v2.grpc_streams import Streams
+from smallplates.web.api.v2.grpc_limits import CALLS, MessageReadLimiter, Streams, options
 from smallplates.web.api.v2.repository import Repository
 from smallplates.web.http.body import Body
-from smallplates.web.http.request_context import RequestContext
+from smallplates.web.http.request_context import (
+    CLIENT_GONE,
+    HEALTH_PATH,
+    RequestContext,
+    choose_id,
+    record,
+    to_client_error,
+)
 from smallplates.web.inference.served_model import RequestOptions
+from smallplates.web.metrics import Metrics
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
 
-STREAM = "ModelStreamInfer"
+SERVICE, STREAM = "inference.GRPCInferenceService", "ModelStreamInfer"
+HEALTH, CHECK = HEALTH_PATH.strip("/").split("/")
+CODES = {
+    200: grpc.StatusCode.OK,
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    CLIENT_GONE: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
 STOP_S = 1.0
 Message = Any  # protobuf creates its classes at run time
 Context = Any  # grpc.aio.ServicerContext, which is untyped
-Answer = Callable[..., Awaitable[Message]]
-"""Takes a message, the call's context and the request's; for inference, also its RequestOptions."""
+Content = dict[str, Any]
+"""A message as `json_format.ParseDict` takes it."""
+
+Answer = Callable[..., Awaitable[Message | Content]]
+"""Takes a message and the call's context; for inference, also the request's and its RequestOptions."""
 
 
 class Service:
@@ -55,51 +78,48 @@ class Service:
 
     def handlers(self) -> tuple[Any, Any]:
         """Returns the handlers for a grpc.aio.Server."""
-        methods: dict[str, tuple[Answer, Message]] = {
-            "ServerLive": (self.server_live, pb.ServerLiveRequest),
-            "ServerReady": (self.server_ready, pb.ServerReadyRequest),
-            "ServerMetadata": (self.server_metadata, pb.ServerMetadataRequest),
-            "ModelReady": (self.model_ready, pb.ModelReadyRequest),
-            "ModelMetadata": (self.model_metadata, pb.ModelMetadataRequest),
-            "ModelConfig": (self.model_config, pb.ModelConfigRequest),
-            "ModelStatistics": (self.model_statistics, pb.ModelStatisticsRequest),
-            "ModelInfer": (self.model_infer, pb.ModelInferRequest),
-            "RepositoryIndex": (self.repository_index, pb.RepositoryIndexRequest),
-            "RepositoryModelLoad": (self.model_load, pb.RepositoryModelLoadRequest),
-            "RepositoryModelUnload": (self.model_unload, pb.RepositoryModelUnloadRequest),
+        methods: dict[str, Answer] = {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelReady": self.model_ready,
+            "ModelMetadata": self.model_metadata,
+            "ModelConfig": self.model_config,
+            "ModelStatistics": self.model_statistics,
+            "ModelInfer": self.model_infer,
+            "RepositoryIndex": self.repository_index,
+            "RepositoryModelLoad": self.model_load,
+            "RepositoryModelUnload": self.model_unload,
         }
-        handlers = {
-            name: self._method(name, answer, request) for name, (answer, request) in methods.items()
-        }
+        handlers = {name: self._method(name, answer, name) for name, answer in methods.items()}
         handlers[STREAM] = grpc.stream_stream_rpc_method_handler(
             self._stream, response_serializer=lambda response: response.SerializeToString()
         )
-        check = self._method(CHECK, self.health_check, pb.HealthCheckRequest)
+        check = self._method(CHECK, self.health_check, "HealthCheck")
         return (
             grpc.method_handlers_generic_handler(SERVICE, handlers),
             grpc.method_handlers_generic_handler(HEALTH, {CHECK: check}),
         )
 
-    def _method(self, name: str, answer: Answer, kind: Message) -> Any:
+    def _method(self, name: str, answer: Answer, prefix: str) -> Any:
         """Returns a handler for one message and one answer; as a stream, so we decide when to read.
 
-        It counts and logs calls, and turns errors into a status.
+        The messages are PREFIXRequest and PREFIXResponse. It counts and logs calls, and turns errors
+        into a status.
         """
+        kind, response_kind = getattr(pb, f"{prefix}Request"), getattr(pb, f"{prefix}Response")
 
         async def call(_: object, context: Context) -> Message:
             response = None
             with self.calls.recording(name, context) as request_context:
-                admitted = [self._admit(context)] if kind is pb.ModelInferRequest else []
+                further = [request_context, self._admit(context)] if answer == self.model_infer else []
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
                 response = await answer(
-                    parsed(kind, await self.reader.read(context.read)),
-                    context,
-                    request_context,
-                    *admitted,
+                    messages.parse(kind, await self.reader.read(context.read)), context, *further
                 )
             await abort(context, request_context)
-            return response
+            return ParseDict(response, response_kind()) if isinstance(response, dict) else response
 
         return grpc.stream_unary_rpc_method_handler(
             call, response_serializer=lambda response: response.SerializeToString()
@@ -117,7 +137,7 @@ class Service:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
         with self.calls.recording(STREAM, context) as request_context:
-            request, options = parsed(pb.ModelInferRequest, data), self._admit(context)
+            request, options = messages.parse(pb.ModelInferRequest, data), self._admit(context)
             response = await self.model_infer(request, context, request_context, options)
             response.parameters["triton_final_response"].bool_param = True
         if (error := request_context.error) is None:
@@ -125,53 +145,50 @@ class Service:
         response = pb.ModelInferResponse(id=request.id if request is not None else "")
         return pb.ModelStreamInferResponse(error_message=error.detail, infer_response=response)
 
-    def _model(self, request: Message) -> CatalogEntry:
+    def _admit(self, context: Context) -> RequestOptions:
+        return self.pipeline.admit(dict(context.invocation_metadata() or ()))
+
+    def _entry(self, request: Message) -> CatalogEntry:
         return self.catalog.find(request.name, request.version or None)
 
-    async def server_live(self, _: Message, __: Context, ___: RequestContext) -> Message:
+    async def server_live(self, _: Message, __: Context) -> Content:
         """Returns that the process is alive."""
-        return pb.ServerLiveResponse(live=True)
+        return {"live": True}
 
-    async def server_ready(self, _: Message, __: Context, ___: RequestContext) -> Message:
+    async def server_ready(self, _: Message, __: Context) -> Content:
         """Returns whether the service is ready."""
-        return pb.ServerReadyResponse(ready=self.service.is_ready)
+        return {"ready": self.service.is_ready}
 
-    async def health_check(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def health_check(self, request: Message, _: Context) -> Content:
         """Answers health probes of Kubernetes and load balancers. Raises NotFoundError."""
         if request.service not in ("", SERVICE):
             raise NotFoundError(f"there is no service {request.service[:80]!r}")
-        status = pb.HealthCheckResponse.ServingStatus
-        return pb.HealthCheckResponse(
-            status=status.SERVING if self.service.is_ready else status.NOT_SERVING
-        )
+        return {"status": "SERVING" if self.service.is_ready else "NOT_SERVING"}
 
-    async def server_metadata(self, _: Message, __: Context, ___: RequestContext) -> Message:
+    async def server_metadata(self, _: Message, __: Context) -> Content:
         """Returns the same as `GET /v2`."""
-        return pb.ServerMetadataResponse(**metadata.server_metadata())
+        return metadata.server_metadata()
 
-    async def model_ready(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def model_ready(self, request: Message, _: Context) -> Content:
         """Returns whether a model is ready; as in Triton, unknown models are not."""
         try:
-            self.service.check_ready(self._model(request).model)
+            self.service.check_ready(self._entry(request).model)
         except (NotFoundError, DrainingError, UnavailableError):
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+            return {"ready": False}
+        return {"ready": True}
 
-    async def model_metadata(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def model_metadata(self, request: Message, _: Context) -> Content:
         """Describes a model. Raises NotFoundError."""
-        content = metadata.metadata(self._model(request))
-        return ParseDict(content, pb.ModelMetadataResponse())
+        return metadata.metadata(self._entry(request))
 
-    async def model_config(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def model_config(self, request: Message, _: Context) -> Content:
         """Returns a model's configuration. Raises NotFoundError."""
-        content = metadata.config(self._model(request))
-        return ParseDict({"config": content}, pb.ModelConfigResponse())
+        return {"config": metadata.config(self._entry(request))}
 
-    async def model_statistics(self, request: Message, _: Context, __: RequestContext) -> Message:
+    async def model_statistics(self, request: Message, _: Context) -> Content:
         """Returns the statistics of one model, or of all if none is named. Raises NotFoundError."""
-        models = [self._model(request)] if request.name else self.catalog.by_signature()
-        content = [metadata.statistics(model) for model in models]
-        return ParseDict({"model_stats": content}, pb.ModelStatisticsResponse())
+        entries = [self._entry(request)] if request.name else self.catalog.by_signature()
+        return metadata.statistics(*entries)
 
     async def model_infer(
         self,
@@ -196,26 +213,85 @@ class Service:
             call, answer = await self.pipeline.answer(request_context, options, find, body)
         return messages.encode(call, answer)
 
-    async def repository_index(self, request: Message, context: Context, _: RequestContext) -> Message:
+    async def repository_index(self, request: Message, context: Context) -> Content:
         """Returns the same as `POST /v2/repository/index`."""
-        rows = await self.repository.index(request.ready, authorization(context))
-        return ParseDict({"models": rows}, pb.RepositoryIndexResponse())
+        return {"models": await self.repository.index(request.ready, authorization(context))}
 
-    async def model_load(self, request: Message, context: Context, _: RequestContext) -> Message:
+    async def model_load(self, request: Message, context: Context) -> Content:
         """Loads a version, like `POST /v2/repository/models/NAME/load`."""
         self.repository.check_allowed(authorization(context))
         texts = {name: value.string_param for name, value in request.parameters.items()}
         await self.repository.load(request.model_name, msgspec.json.encode({"parameters": texts}))
-        return pb.RepositoryModelLoadResponse()
+        return {}
 
-    async def model_unload(self, request: Message, context: Context, _: RequestContext) -> Message:
+    async def model_unload(self, request: Message, context: Context) -> Content:
         """Unloads a model, like `POST /v2/repository/models/NAME/unload`."""
         self.repository.check_allowed(authorization(context))
         await self.repository.unload(request.model_name)
-        return pb.RepositoryModelUnloadResponse()
+        return {}
 
-    def _admit(self, context: Context) -> RequestOptions:
-        return self.pipeline.admit(dict(context.invocation_metadata() or ()))
+
+class Calls:
+    """Counts and logs requests, like AccessLogMiddleware for HTTP."""
+
+    def __init__(self, metrics: Metrics, tracer: "Tracer | None" = None) -> None:
+        self._metrics = metrics
+        self._tracer = tracer
+
+    @contextmanager
+    def recording(self, name: str, context: Context) -> Iterator[RequestContext]:
+        """Records the block as one request; an exception raised in it becomes the request's error."""
+        request_context = own_context(name, context)
+        try:
+            yield request_context
+            request_context.status = 200
+        except Exception as caught:
+            request_context.status = to_client_error(caught, request_context).status
+        finally:
+            self._record(name, request_context)
+
+    async def fail(self, name: str, context: Context, caught: Exception) -> None:
+        """Records and aborts a call that failed outside of any request."""
+        request_context = own_context(name, context)
+        request_context.status = to_client_error(caught, request_context).status
+        self._record(name, request_context)
+        await abort(context, request_context)
+
+    def _record(self, name: str, context: RequestContext) -> None:
+        if self._tracer and name != CHECK:
+            status, method = context.status or CLIENT_GONE, context.path[1:]
+            code = CODES.get(status, grpc.StatusCode.INTERNAL).name
+            about = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": code}
+            context.trace_id = self._tracer.record(context, method, about)
+        record(self._metrics, context, context.path, timed=context.inference is not None)
+
+
+def own_context(name: str, context: Context) -> RequestContext:
+    """Returns a new request context, with the client's request id if it sent one."""
+    metadata = dict(context.invocation_metadata() or ())
+    return RequestContext(
+        choose_id(str(metadata.get("x-request-id", "")).encode()),
+        "gRPC",
+        HEALTH_PATH if name == CHECK else f"/{SERVICE}/{name}",
+        context.peer(),
+        str(metadata.get("traceparent", "")),
+    )
+
+
+def authorization(context: Context) -> str:
+    """Returns the `authorization` metadata, in the form of the HTTP header; '' if there is none."""
+    value = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return value if isinstance(value, str) else ""  # gRPC metadata may also be bytes
+
+
+async def abort(context: Context, request_context: RequestContext) -> None:
+    """Aborts the call with the status and detail of the request's error, if there is one."""
+    if (error := request_context.error) is None:
+        return
+    code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    retry_after = error.headers.get("Retry-After")
+    trailing = (("retry-after", retry_after),) if retry_after else ()
+    await context.abort(code, error.detail, trailing)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
@@ -19,16 +20,28 @@ from smallplates.web.api.v2.codec import (
     packed,
 )
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.api.v2.grpc_limits import check_fields
 from smallplates.web.inference.served_model import Answer
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 64 * 1024  # bytes of typed numbers
+SMALL = 64 * 1024  # bytes; once parsed, such a message takes a few megabytes at most
 WIDTHS = {
     kind.contents: kind.dtype.itemsize for kind in DATATYPES.values() if kind.contents and kind.dtype
 }
 """Field of typed numbers -> bytes of each in memory: those of the widest type, which is the last."""
 
 Message = Any  # protobuf creates its classes at run time
+
+
+def parse(kind: Message, data: bytes) -> Message:
+    """Parses a message of class `kind`. Raises InvalidRequestError."""
+    try:
+        if len(data) > SMALL:
+            check_fields(data, kind.DESCRIPTOR)
+        return kind.FromString(data)
+    except (DecodeError, LookupError) as error:
+        raise InvalidRequestError("the message cannot be read") from error
 
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:

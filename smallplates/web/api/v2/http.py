@@ -68,21 +68,18 @@ def add_model_routes(routes: Routes, service: InferenceService, catalog: ModelCa
         service.check_ready(model.model)
         return {"name": model.name, "ready": True}
 
-    def statistics(*models: CatalogEntry) -> dict[str, Any]:
-        return {"model_stats": [metadata.statistics(model) for model in models]}
-
     @routes.get(
         "/v2/models/stats",
         summary="Statistics of all models",
         responses=routes.errors(503),
     )
     async def all_statistics() -> Response:
-        return json_response(statistics(*catalog.by_signature()))
+        return json_response(metadata.statistics(*catalog.by_signature()))
 
     about("", "Names, types and shapes", metadata.metadata)
     about("/ready", "Whether the model is ready", ready)
     about("/config", "How the model is served", metadata.config)
-    about("/stats", "Counts and durations", statistics)
+    about("/stats", "Counts and durations", metadata.statistics)
 
 
 def add_infer_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:

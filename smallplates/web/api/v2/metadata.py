@@ -3,7 +3,7 @@
 The schemas are Triton's; `perf_analyzer` reads them before and after every measurement window.
 """
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 from smallplates import __version__
@@ -34,15 +34,18 @@ def metadata(entry: CatalogEntry) -> dict[str, Any]:
     """Describes a model's inputs and outputs; shapes include the batch dimension if there is one."""
     batch = [-1] if entry.is_batched else []
 
-    def tensor(spec: ColumnSpec) -> dict[str, Any]:
-        return {"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.dims]}
+    def tensors(specs: Sequence[ColumnSpec]) -> list[dict[str, Any]]:
+        return [
+            {"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.dims]}
+            for spec in specs
+        ]
 
     return {
         "name": entry.name,
         "versions": [entry.version],
         "platform": platform(entry.model),
-        "inputs": [tensor(spec) for spec in entry.inputs],
-        "outputs": [tensor(spec) for spec in entry.outputs],
+        "inputs": tensors(entry.inputs),
+        "outputs": tensors(entry.outputs),
     }
 
 
@@ -55,18 +58,11 @@ def config(entry: CatalogEntry) -> dict[str, Any]:
     """Returns Triton's `ModelConfig` as JSON, with model.json among its parameters."""
 
     def tensor(spec: ColumnSpec) -> dict[str, Any]:
-        return {
-            "name": spec.name,
-            "data_type": "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}",
-            "dims": list(spec.dims),
-        }
+        data_type = "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}"
+        return {"name": spec.name, "data_type": data_type, "dims": list(spec.dims)}
 
     settings, model = entry.model.settings, entry.model
-    batching = {
-        "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
-        "max_queue_delay_microseconds": settings.max_queue_delay_us,
-    }
-    return {
+    content: dict[str, Any] = {
         "name": entry.name,
         "platform": platform(model),
         "backend": platform(model),
@@ -81,9 +77,13 @@ def config(entry: CatalogEntry) -> dict[str, Any]:
                 "count": model.workers,
             }
         ],
-        **({"dynamic_batching": batching} if entry.is_batched else {}),
-        "parameters": {DESCRIPTION: {"string_value": model.description.json_text()}},
     }
+    if entry.is_batched:
+        content["dynamic_batching"] = {
+            "preferred_batch_size": settings.preferred_batch_sizes or [model.report.batch_cap],
+            "max_queue_delay_microseconds": settings.max_queue_delay_us,
+        }
+    return content | {"parameters": {DESCRIPTION: {"string_value": model.description.json_text()}}}
 
 
 def layout(spec: ColumnSpec) -> str:
@@ -92,8 +92,16 @@ def layout(spec: ColumnSpec) -> str:
     return "FORMAT_NCHW" if is_image else "FORMAT_NONE"
 
 
-def statistics(entry: CatalogEntry) -> dict[str, Any]:
-    """Returns a model's counts and durations since its version went into service."""
+def statistics(*entries: CatalogEntry) -> dict[str, Any]:
+    """Returns models' counts and durations since their versions went into service."""
+    return {"model_stats": [statistics_of(entry) for entry in entries]}
+
+
+def statistics_of(entry: CatalogEntry) -> dict[str, Any]:
+    """Returns one model's statistics: durations per request, and per batch of each size.
+
+    A batch sent by a client counts once; nothing is cached.
+    """
     totals, batches = entry.model.statistics(entry.signature)
     return {
         "name": entry.name,
@@ -101,33 +109,27 @@ def statistics(entry: CatalogEntry) -> dict[str, Any]:
         "last_inference": totals.last_inference_ms,
         "inference_count": totals.inferences,
         "execution_count": sum(batch.executions for batch in batches.values()),
-        "inference_stats": request_durations(totals),
+        "inference_stats": {
+            "success": duration(totals.successes, totals.success_ns),
+            "fail": duration(totals.failures, totals.failure_ns),
+            "queue": duration(totals.successes, totals.queue_ns),
+            **compute_durations(totals.successes, totals),
+            "cache_hit": duration(0, 0),
+            "cache_miss": duration(0, 0),
+        },
         "batch_stats": [
-            {"batch_size": size, **batch_durations(batch)} for size, batch in batches.items()
+            {"batch_size": size, **compute_durations(batch.executions, batch)}
+            for size, batch in batches.items()
         ],
     }
 
 
-def request_durations(totals: Totals) -> dict[str, Any]:
-    """Formats durations per request: a batch sent by a client counts once; nothing is cached."""
-    figures = asdict(totals)
-    stages = {"queue": "queue", "compute_input": "decode"}
-    stages |= {"compute_infer": "infer", "compute_output": "output"}
+def compute_durations(count: int, figures: Totals | BatchTotals) -> dict[str, Any]:
+    """Formats the durations of the three stages that requests and batches have in common."""
     return {
-        "success": duration(totals.successes, totals.success_ns),
-        "fail": duration(totals.failures, totals.failure_ns),
-        **{name: duration(totals.successes, figures[f"{stage}_ns"]) for name, stage in stages.items()},
-        "cache_hit": duration(0, 0),
-        "cache_miss": duration(0, 0),
-    }
-
-
-def batch_durations(batch: BatchTotals) -> dict[str, Any]:
-    """Formats durations per executed batch of one size."""
-    return {
-        "compute_input": duration(batch.executions, batch.decode_ns),
-        "compute_infer": duration(batch.executions, batch.infer_ns),
-        "compute_output": duration(batch.executions, batch.output_ns),
+        "compute_input": duration(count, figures.decode_ns),
+        "compute_infer": duration(count, figures.infer_ns),
+        "compute_output": duration(count, figures.output_ns),
     }
 
 

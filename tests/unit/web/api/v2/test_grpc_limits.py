@@ -12,10 +12,10 @@ from smallplates.errors import InvalidRequestError, SlowBodyError
 from smallplates.settings import Settings
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import DTYPES
-from smallplates.web.api.v2.grpc_calls import Calls, parsed
+from smallplates.web.api.v2.grpc import Calls
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.api.v2.grpc_limits import MessageReadLimiter, options
-from smallplates.web.api.v2.grpc_messages import decode, typed_bytes
+from smallplates.web.api.v2.grpc_messages import decode, parse, typed_bytes
 from smallplates.web.metrics import Metrics
 
 MB = 2**20
@@ -140,7 +140,7 @@ SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
 def test_messages_of_many_fields_are_not_built(kind: type, message: bytes) -> None:
     many = message * (-(-80_000 // len(message)))
     with pytest.raises(InvalidRequestError, match="more than 16384 fields"):
-        parsed(kind, many)
+        parse(kind, many)
 
 
 def test_large_tensors_are_few_fields() -> None:
@@ -148,7 +148,7 @@ def test_large_tensors_are_few_fields() -> None:
     tensor = request.inputs.add(name="input", datatype="FP32", shape=[2, 3])
     tensor.contents.fp32_contents.extend([0.5] * MB)
     tensor.parameters["a"].int64_param = -1
-    assert parsed(pb.ModelInferRequest, request.SerializeToString()) == request
+    assert parse(pb.ModelInferRequest, request.SerializeToString()) == request
 
 
 ROWS, LENGTH = 64, 512
@@ -177,7 +177,7 @@ def test_many_packed_numbers_are_one_field(
     request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": datatype}])
     request.inputs[0].shape.extend([ROWS, LENGTH])
     getattr(request.inputs[0].contents, contents).extend(numbers)
-    received = parsed(pb.ModelInferRequest, request.SerializeToString())
+    received = parse(pb.ModelInferRequest, request.SerializeToString())
     assert typed_bytes(received) == 2 * 8 + width * ROWS * LENGTH
     call = decode(received, entry, ROWS)
     assert call.tensors is not None
@@ -194,7 +194,7 @@ def test_packed_numbers_count_with_the_memory_that_they_take() -> None:
     request.inputs[0].contents.int64_contents.extend([0] * many)
     data = request.SerializeToString()
     assert len(data) < 2 * many + 1000
-    received = parsed(pb.ModelInferRequest, data)
+    received = parse(pb.ModelInferRequest, data)
     assert typed_bytes(received) == 16 * many
     entry = CatalogEntry("texts", "1", True, 0, (ColumnSpec("ids", "INT64", (1,)),), (), Mock())
     with pytest.raises(InvalidRequestError, match="shape"):
@@ -209,7 +209,7 @@ def test_numbers_that_are_not_packed_are_a_field_each() -> None:
     message = tag(pb.ModelInferRequest, "inputs") + bytes([0x84, 0xF1, 0x04]) + message
     assert len(pb.ModelInferRequest.FromString(message).inputs[0].contents.int64_contents) == 40_000
     with pytest.raises(InvalidRequestError, match="more than 16384 fields"):
-        parsed(pb.ModelInferRequest, message)
+        parse(pb.ModelInferRequest, message)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_numbers_that_are_not_packed_are_a_field_each() -> None:
 )
 def test_what_has_no_end_is_refused(broken: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        parsed(pb.ModelInferRequest, SMALL_INPUT * 10_000 + b"\x3a\xff\xff\x03" + bytes(65535) + broken)
+        parse(pb.ModelInferRequest, SMALL_INPUT * 10_000 + b"\x3a\xff\xff\x03" + bytes(65535) + broken)
 
 
 class Photo:

@@ -9,7 +9,7 @@ import pytest
 
 from smallplates.errors import OverloadedError, SlowBodyError
 from smallplates.settings import Settings
-from smallplates.web.api.v2.grpc_streams import IDLE_S, MAX_UNANSWERED, Streams
+from smallplates.web.api.v2.grpc_limits import IDLE_S, MAX_UNANSWERED, Streams
 
 MB = 2**20
 
@@ -118,7 +118,7 @@ def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
 @pytest.mark.parametrize("reads", [True, False])
 def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     assert IDLE_S > 60
-    monkeypatch.setattr("smallplates.web.api.v2.grpc_streams.IDLE_S", 0.05 if reads else 60)
+    monkeypatch.setattr("smallplates.web.api.v2.grpc_limits.IDLE_S", 0.05 if reads else 60)
 
     async def main() -> None:
         open_streams, client = streams(timeout_ms=50), Client(reads)
