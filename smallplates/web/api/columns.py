@@ -58,22 +58,17 @@ class Column:
         return BYTES if isinstance(self.data, list) else self.spec.datatype
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ColumnCall(Call):
     """A call with columns of `count` batch elements, and the requested outputs."""
 
-    entry: CatalogEntry = field(kw_only=True)
-    count: int = field(kw_only=True)
-    outputs: list[Output] = field(default_factory=list, kw_only=True)
-    shape: list[int] = field(default_factory=list, kw_only=True)
-    """Shape of the first input as the client sent it."""
-
-    candidates: int = field(default=1, kw_only=True)
-    """How many candidates to return for each batch element."""
-
-    id: str = field(default="", kw_only=True)
-    by_rows: bool = field(default=False, kw_only=True)
-    """Whether the client sent rows and gets rows back."""
+    entry: CatalogEntry
+    count: int
+    outputs: list[Output] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)  # of the first input as the client sent it
+    candidates: int = 1  # for each batch element
+    id: str = ""
+    by_rows: bool = False  # whether the client sent rows and gets rows back
 
     @property
     def is_batched(self) -> bool:
@@ -133,11 +128,11 @@ def check_inputs(entry: CatalogEntry, inputs: Sequence[Any], most: int) -> int:
         raise InvalidRequestError(
             f"{entry.name} has no input {unknown[0][:80]!r}; its inputs are {', '.join(specs)}"
         )
-    needed = [name for name, spec in specs.items() if not spec.is_optional]
-    if len(set(names)) < len(names) or not set(needed) <= set(names):
-        optional = [name for name in specs if name not in needed]
+    mandatory = [name for name, spec in specs.items() if not spec.is_optional]
+    if len(set(names)) < len(names) or not set(mandatory) <= set(names):
+        optional = [name for name in specs if name not in mandatory]
         further = f"; {', '.join(optional)} is optional" if optional else ""
-        raise InvalidRequestError(f"{entry.name} takes {', '.join(needed)}, each once{further}")
+        raise InvalidRequestError(f"{entry.name} takes {', '.join(mandatory)}, each once{further}")
     most = most if entry.is_batched else 0
     counts = {check_input(specs[each.name], each.datatype, each.shape, most) for each in inputs}
     if len(counts) != 1:
@@ -158,27 +153,8 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     if most and (spec.fits(shape[1:]) or (dims == [1] and len(shape) == 1)):
         check_count(shape[0], most)
         return shape[0]
-    batched = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
-    raise InvalidRequestError(f"{name} must have the shape {batched}{dims}, not {shape}")
-
-
-def check_outputs(entry: CatalogEntry, outputs: Sequence[tuple[str, int, bool]]) -> list[Output]:
-    """Returns the outputs with these names, numbers of classes and binary flags.
-
-    Raises InvalidRequestError.
-    """
-    specs = {spec.name: spec for spec in entry.outputs}
-    for name, classes, _ in outputs:
-        if name not in specs:
-            raise InvalidRequestError(
-                f"{entry.name} has no output {name[:80]!r}; its outputs are {', '.join(specs)}"
-            )
-        if classes and specs[name].datatype == BYTES:
-            numbers = [spec.name for spec in entry.outputs if spec.datatype != BYTES]
-            raise InvalidRequestError(f"only numeric outputs can be classified: {', '.join(numbers)}")
-    if len({name for name, _, _ in outputs}) < len(outputs):
-        raise InvalidRequestError("an output is named twice")
-    return [Output(specs[name], classes, binary) for name, classes, binary in outputs]
+    with_batch = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
+    raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}")
 
 
 # decoding JSON and bytes
@@ -196,9 +172,9 @@ def check_size(
     text = without_texts(text) if is_text else bytes(text)
     of_one = sum(2 if spec.datatype == BYTES else spec.largest for spec in entry.inputs)
     names = (1 + 4 * len(entry.inputs)) * (most + 1) + others  # {"name": {"b64": "data:..."}}
-    sent = text.count(b",")
-    if sent > of_one * most + others or (
-        sent > names // 2 and text.count(b"{") + text.count(b":") > names
+    separators = text.count(b",")
+    if separators > of_one * most + others or (
+        separators > names // 2 and text.count(b"{") + text.count(b":") > names
     ):
         raise InvalidRequestError(f"the request has too many inputs; the maximum is {most}")
 
@@ -247,9 +223,9 @@ def depth_of(raw: msgspec.Raw) -> int:
 def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:
     """Views little-endian numbers as [count, *dims]. Raises InvalidRequestError for a wrong length."""
     shape, dtype = (count, *dims), DTYPES[spec.datatype]
-    needed = math.prod(shape) * dtype.itemsize
-    if len(data) != needed:
-        raise InvalidRequestError(f"{spec.name} needs {needed} bytes, not {len(data)}")
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) != size:
+        raise InvalidRequestError(f"{spec.name} needs {size} bytes, not {len(data)}")
     array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
     return array.astype(bool) if dtype.kind == "b" else array
 
@@ -292,12 +268,12 @@ def has_values(spec: ColumnSpec, answer: Answer) -> bool:
     if spec.field is None or spec.field.required or spec.field.is_json:
         return True
     name = spec.field.name
-    found = {best.get(name) is not None for candidates in answer.candidates for best in candidates}
-    if len(found) > 1:
+    has_value = {best.get(name) is not None for candidates in answer.candidates for best in candidates}
+    if len(has_value) > 1:
         raise InvalidRequestError(
             f"{spec.name} is null for some of the inputs: send each input in its own request"
         )
-    return found != {False}
+    return has_value != {False}
 
 
 def field_column(output: Output, call: ColumnCall, answer: Answer) -> Column:
@@ -307,16 +283,16 @@ def field_column(output: Output, call: ColumnCall, answer: Answer) -> Column:
     """
     spec, count = output.spec, len(answer.candidates)
     assert spec.field is not None  # noqa: S101 the entry is for requests
-    shown = [candidates[: output.classes or call.candidates] for candidates in answer.candidates]
-    values: list[Any] = [candidate.get(spec.field.name) for best in shown for candidate in best]
+    best = [candidates[: output.classes or call.candidates] for candidates in answer.candidates]
+    values: list[Any] = [candidate.get(spec.field.name) for each in best for candidate in each]
     if output.classes:
         labels = answer.task.labels
         if not labels:
             raise InvalidRequestError(f"{spec.name} has no classes")
-        indices = [candidate["index"] for best in shown for candidate in best]
+        indices = [candidate["index"] for each in best for candidate in each]
         texts = [class_text(*pair, labels[pair[1]]) for pair in zip(values, indices, strict=True)]
         return Column(spec, [count, len(texts) // count], texts, output.binary)
-    same_length("inputs have different numbers", shown, spec)
+    same_length("inputs have different numbers", best, spec)
     shape = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]
     if call.candidates > 1:
         shape = [count, len(values) // count]

@@ -81,24 +81,24 @@ def fields_from_body(
     """
     single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
     default = (BYTES if single else JSON).decode()
-    given, options = parsed_content_type(content_type or default)
+    kind, options = parsed_content_type(content_type or default)
     more: Fields = {}
-    if given == MULTIPART and single and names:
+    if kind == MULTIPART and single and names:
         parts = form_parts(body, options.get(b"boundary"))
         if native:
             check_names("field", [part.name for part in parts], [*names, TOP_K])
             more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
         part = only_file(parts, names, nameless=lenient)
         body, lenient = part.content, True
-        given, options = parsed_content_type(part.content_type or default)
+        kind, options = parsed_content_type(part.content_type or default)
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
-    if given == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
+    if kind == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
         return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
-    if given == JSON or (given == URLENCODED and JSON_START.match(body)) or (lenient and not single):
+    if kind == JSON or (kind == URLENCODED and JSON_START.match(body)) or (lenient and not single):
         if codec_of(charset) not in ("utf_8", "ascii"):
             raise UnsupportedMediaTypeError(f"JSON must be UTF-8 (RFC 8259), not {charset[:40]!r}")
         return {**fields_from_json(task, body, native), **more}
-    suits = given == BYTES or given.decode("latin-1").startswith(task.media_types)
+    suits = kind == BYTES or kind.decode("latin-1").startswith(task.media_types)
     if single and (suits or lenient):
         return {single.name: body if single.is_bytes else text_of(body, charset), **more}
     forms = [MULTIPART.decode()] if names and single else []
@@ -106,7 +106,7 @@ def fields_from_body(
     known = ["application/json", *forms, *bodies]
     if single:
         known = [f"{', '.join(known)} or application/octet-stream"]
-    raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {given.decode('latin-1')[:80]!r}")
+    raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {kind.decode('latin-1')[:80]!r}")
 
 
 def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) -> bytes:
@@ -139,16 +139,16 @@ def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     names = task.list_fields if native else ()
     if names and commas(without_texts(body)) > MAX_ELEMENTS:
         raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
-    wanted = (*task.request, TOP_K_FIELD) if native else task.request
+    fields = (*task.request, TOP_K_FIELD) if native else task.request
     try:
-        request = decode_json(decoder(wanted, names, native), body, "body")
+        request = decode_json(decoder(fields, names, native), body, "body")
     except InvalidRequestError as error:
         if "unknown field" in error.detail:
-            error.detail += f"; known are {', '.join(field.name for field in wanted)}"
+            error.detail += f"; known are {', '.join(field.name for field in fields)}"
         raise
     return {
         field.name: from_base64(value) if field.is_bytes else value
-        for field in wanted
+        for field in fields
         if (value := getattr(request, field.name)) is not None
     }
 
@@ -173,7 +173,7 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def given(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
+def value_of(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
     """Returns a value of JSON; None if it is left out or null."""
     return None if isinstance(raw, msgspec.UnsetType) or bytes(memoryview(raw)[:5]) == b"null" else raw
 

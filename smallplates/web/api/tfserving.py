@@ -27,7 +27,7 @@ from smallplates.web.api.columns import (
 from smallplates.web.api.datatypes import BYTES, DATATYPES
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import example_values
-from smallplates.web.api.fields import given
+from smallplates.web.api.fields import value_of
 from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.http.body import LARGE, decode_json, dump_json, json_response
 from smallplates.web.inference.served_model import Answer, check_count
@@ -55,11 +55,11 @@ class PredictRequest(msgspec.Struct):
     inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-Named = dict[str, msgspec.Raw]
+Inputs = dict[str, msgspec.Raw]
 """Name of an input -> its value in JSON."""
 
 REQUEST = msgspec.json.Decoder(PredictRequest)
-NAMED, ROWS = msgspec.json.Decoder(Named), msgspec.json.Decoder(list[Named])
+INPUTS, ROWS = msgspec.json.Decoder(Inputs), msgspec.json.Decoder(list[Inputs])
 TEXT, TEXTS = msgspec.json.Decoder(B64 | str), msgspec.json.Decoder(list[B64 | str])
 
 
@@ -71,15 +71,15 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     body: PredictRequest = decode_json(REQUEST, content)
     if body.signature_name != SIGNATURE:
         raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
-    sent = [raw for value in (body.instances, body.inputs) if (raw := given(value))]
-    if len(sent) != 1:
-        raise InvalidRequestError(f"send either instances or inputs{'' if sent else ', not null'}")
+    raws = [raw for value in (body.instances, body.inputs) if (raw := value_of(value))]
+    if len(raws) != 1:
+        raise InvalidRequestError(f"send either instances or inputs{'' if raws else ', not null'}")
     most = most if entry.is_batched else 0
-    check_size(sent[0], entry, max(1, most))
-    by_rows = sent[0] is body.instances
+    check_size(raws[0], entry, max(1, most))
+    by_rows = raws[0] is body.instances
     if by_rows and not entry.is_batched:
         raise InvalidRequestError(f"{entry.name} has no batch dimension: send inputs, not instances")
-    parts = rows(sent[0], entry, most) if by_rows else columns(sent[0], entry)
+    parts = rows(raws[0], entry, most) if by_rows else columns(raws[0], entry)
     data = {
         spec.name: column(parts[spec.name], spec, most) for spec in entry.inputs if spec.name in parts
     }
@@ -91,27 +91,27 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     return call_of(entry, counts.pop(), data, by_rows=by_rows)
 
 
-def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Named:
+def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Inputs:
     """Returns the batch of each input in `instances`: a list of objects, or of plain values."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return {only_input(entry).name: raw}
-    found = [inputs_of(row, entry) for row in decode_json(ROWS, raw)]
-    check_count(len(found), most)
-    if any(row.keys() != found[0].keys() for row in found):
+    batch = [inputs_of(row, entry) for row in decode_json(ROWS, raw)]
+    check_count(len(batch), most)
+    if any(row.keys() != batch[0].keys() for row in batch):
         raise InvalidRequestError("all instances need the same inputs")
-    return {name: msgspec.Raw(b"[%b]" % b",".join(row[name] for row in found)) for name in found[0]}
+    return {name: msgspec.Raw(b"[%b]" % b",".join(row[name] for row in batch)) for name in batch[0]}
 
 
-def columns(raw: msgspec.Raw, entry: CatalogEntry) -> Named:
+def columns(raw: msgspec.Raw, entry: CatalogEntry) -> Inputs:
     """Returns the batch of each input in `inputs`: an object, or the only input's batch."""
     if bytes(memoryview(raw)[:1]) != b"{":
         return {only_input(entry).name: raw}
-    return inputs_of(decode_json(NAMED, raw), entry)
+    return inputs_of(decode_json(INPUTS, raw), entry)
 
 
-def inputs_of(named: Named, entry: CatalogEntry) -> Named:
+def inputs_of(row: Inputs, entry: CatalogEntry) -> Inputs:
     """Returns the inputs of an object, without nulls. Raises InvalidRequestError for wrong names."""
-    inputs = {name: raw for name, value in named.items() if (raw := given(value))}
+    inputs = {name: raw for name, value in row.items() if (raw := value_of(value))}
     default, names = entry.default_input, [spec.name for spec in entry.inputs]
     if default and [*inputs] == ["data"]:
         return {default.name: inputs["data"]}

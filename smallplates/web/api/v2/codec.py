@@ -24,7 +24,6 @@ from smallplates.web.api.columns import (
     Output,
     call_of,
     check_inputs,
-    check_outputs,
     check_size,
     columns_of,
     count_of,
@@ -34,7 +33,7 @@ from smallplates.web.api.columns import (
     raw_array,
 )
 from smallplates.web.api.datatypes import BYTES, DTYPES
-from smallplates.web.api.fields import commas, given, without_texts
+from smallplates.web.api.fields import commas, value_of, without_texts
 from smallplates.web.http.body import decode_json
 from smallplates.web.inference.served_model import Answer
 
@@ -52,7 +51,7 @@ Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class InputTensor(msgspec.Struct):
-    """An input in the JSON; `data` is decoded when its type is known."""
+    """An input in the JSON; `data` is rows when its type is known."""
 
     name: str
     datatype: str
@@ -114,41 +113,63 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
     request = decode_json(REQUEST, text)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     read = partial(data_of, entry, request.inputs, tail)
-    return call_of_request(request, entry, most, scalars, read)
+    return call_of_request(request, entry, most, parameters_of, read)
 
 
 def call_of_request(
     request: Any,  # InferJson, or protobuf's ModelInferRequest
     entry: CatalogEntry,
     most: int,
-    scalars: Callable[[Any], Parameters],
+    parse: Callable[[Any], Parameters],
     read: Callable[[int], dict[str, Data]],
 ) -> ColumnCall:
     """Returns the call for a request with up to `most` inputs.
 
-    `scalars` parses `parameters`; `read` takes the number of batch elements and returns each input's
-    data, once names, types and shapes have been checked. Raises RequestError.
+    `parse` returns the content of `parameters`; `read` takes the number of batch elements and returns
+    each input's data, once names, types and shapes have been checked. Raises RequestError.
     """
-    parameters = scalars(request.parameters)
-    check_parameters(parameters)
+    parameters = parse(request.parameters)
     count = check_inputs(entry, request.inputs, most)
-    binary = flag(parameters, "binary_data_output") or False
-    outputs = []
-    for output in request.outputs or ():
-        check_parameters(of_output := scalars(output.parameters))
-        classes = whole_number(of_output, "classification", MAX_CLASSES)
-        is_binary = flag(of_output, "binary_data")
-        outputs.append((output.name, classes, binary if is_binary is None else is_binary))
     return call_of(
         entry,
         count,
         read(count),
         shape=[*request.inputs[0].shape],
-        outputs=check_outputs(entry, outputs) or [Output(spec, 0, binary) for spec in entry.outputs],
+        outputs=outputs_of(entry, request.outputs or (), parse, parameters),
         id=request.id or "",
         timeout_us=whole_number(parameters, "timeout"),
         candidates=whole_number(parameters, "top_k", MAX_CLASSES) or 1,
     )
+
+
+def outputs_of(
+    entry: CatalogEntry,
+    requests: Sequence[Any],
+    parse: Callable[[Any], Parameters],
+    parameters: Parameters,
+) -> list[Output]:
+    """Returns the requested outputs, or all if there are none. Raises InvalidRequestError.
+
+    `parameters` are the request's, which say what holds for outputs without parameters of their own.
+    """
+    specs = {spec.name: spec for spec in entry.outputs}
+    binary = flag(parameters, "binary_data_output", False)
+    outputs = {}
+    for each in requests:
+        if (spec := specs.get(each.name)) is None:
+            names = ", ".join(specs)
+            raise InvalidRequestError(
+                f"{entry.name} has no output {each.name[:80]!r}; its outputs are {names}"
+            )
+        own = parse(each.parameters)
+        classes = whole_number(own, "classification", MAX_CLASSES)
+        if classes and spec.datatype == BYTES:
+            numbers = ", ".join(name for name in specs if specs[name].datatype != BYTES)
+            raise InvalidRequestError(f"only numeric outputs can be classified: {numbers}")
+        outputs[spec.name] = Output(spec, classes, flag(own, "binary_data", binary))
+    if len(outputs) < len(requests):
+        raise InvalidRequestError("an output is named twice")
+    return [*outputs.values()] or [Output(spec, binary=binary) for spec in entry.outputs]
 
 
 def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
@@ -172,18 +193,18 @@ def data_of(
     data: dict[str, Data] = {}
     left = tail
     for tensor in inputs:
-        spec, parameters = specs[tensor.name], scalars(tensor.parameters)
-        check_parameters(parameters)
-        raw = given(tensor.data)
+        spec, parameters = specs[tensor.name], parameters_of(tensor.parameters)
+        raw = value_of(tensor.data)
         if "binary_data_size" not in parameters:
             if raw is None:
                 raise InvalidRequestError(f"{tensor.name} has neither data nor binary_data_size")
-            data[tensor.name] = json_data(raw, spec, tensor.shape, count)
+            read = json_texts if spec.datatype == BYTES else json_numbers
+            data[tensor.name] = read(raw, spec, tensor.shape, count)
             continue
         if raw:
             raise InvalidRequestError(f"{tensor.name} has both data and binary_data_size")
         size = whole_number(parameters, "binary_data_size", 2**40)
-        if size > len(left) or (tensor is inputs[-1] and size != len(left)):
+        if size > len(left):
             raise InvalidRequestError(
                 f"{tensor.name} has binary_data_size {size}, but {len(left)} bytes follow the JSON"
             )
@@ -194,13 +215,6 @@ def data_of(
     return data
 
 
-def json_data(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: int) -> Data:
-    """Returns an input's data from its JSON."""
-    if spec.datatype == BYTES:
-        return json_texts(raw, math.prod(shape), spec)
-    return json_numbers(raw, shape, spec, count)
-
-
 def binary_data(data: memoryview, spec: ColumnSpec, shape: Sequence[int], count: int) -> Data:
     """Returns an input's data from binary data."""
     if spec.datatype == BYTES:
@@ -208,23 +222,26 @@ def binary_data(data: memoryview, spec: ColumnSpec, shape: Sequence[int], count:
     return raw_array(data, spec, item_shape(spec, shape), count)
 
 
-def scalars(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
-    """Parses a `parameters` object, without its nulls. Raises InvalidRequestError."""
-    if (text := given(raw)) is None:
+def parameters_of(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
+    """Parses a `parameters` object. Raises InvalidRequestError."""
+    if (text := value_of(raw)) is None:
         return {}
     if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
-    parameters: Parameters = decode_json(SCALARS, text)
-    return {name: value for name, value in parameters.items() if value is not None}
+    return without_nulls(decode_json(SCALARS, text))
 
 
-def check_parameters(parameters: Parameters) -> None:
-    """Raises InvalidRequestError for names reserved by Triton and for shared memory."""
+def without_nulls(parameters: Parameters) -> Parameters:
+    """Returns the parameters that have a value.
+
+    Raises InvalidRequestError for names that Triton reserves, and for shared memory.
+    """
     for name in parameters:
         if name.startswith(RESERVED):
             raise InvalidRequestError(f"parameters that begin with {RESERVED} are reserved: {name[:80]}")
         if name.startswith("shared_memory"):
             raise InvalidRequestError(SHARED_MEMORY)
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def whole_number(parameters: Parameters, name: str, largest: int | None = None) -> int:
@@ -239,10 +256,10 @@ def whole_number(parameters: Parameters, name: str, largest: int | None = None) 
     return value
 
 
-def flag(parameters: Parameters, name: str) -> bool | None:
-    """Returns a boolean parameter, or None if it is absent. Raises InvalidRequestError."""
-    value = parameters.get(name)
-    if value is not None and not isinstance(value, bool):
+def flag(parameters: Parameters, name: str, default: bool) -> bool:
+    """Returns a boolean parameter, or `default` if it is absent. Raises InvalidRequestError."""
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be true or false")
     return value
 
@@ -263,21 +280,21 @@ def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
     return elements
 
 
-def json_texts(raw: msgspec.Raw, count: int, spec: ColumnSpec) -> list[str]:
+def json_texts(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], _: int) -> list[str]:
     """Parses texts, or bytes as base64, in a flat list or with one list per batch element."""
-    depth = depth_of(raw)
+    depth, count = depth_of(raw), math.prod(shape)
     if depth > 2:
         raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
     if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # a data URL has a comma, too
         raise InvalidRequestError(f"{spec.name} has more than the {count} elements of its shape")
-    decoded = decode_json(TEXTS[depth - 1], raw, spec.name)
-    texts: list[str] = decoded if depth == 1 else [text for row in decoded for text in row]
+    rows = decode_json(TEXTS[depth - 1], raw, spec.name)
+    texts: list[str] = rows if depth == 1 else [text for row in rows for text in row]
     if len(texts) != count:
         raise InvalidRequestError(f"{spec.name} has {len(texts)} elements, but its shape has {count}")
     return texts
 
 
-def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: int) -> Array:
+def json_numbers(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: int) -> Array:
     """Parses numbers, flat or nested like the shape, to [count, *dims]."""
     depth, name = depth_of(raw), spec.name
     if depth not in (1, len(shape)):
@@ -286,9 +303,11 @@ def json_numbers(raw: msgspec.Raw, shape: list[int], spec: ColumnSpec, count: in
     if needed and (sent := count_of(raw, spec)) != needed:
         raise InvalidRequestError(f"{name} has {sent} numbers, but its shape has {needed}")
     array = json_array(raw, depth, spec)
-    wanted = tuple(shape) if depth > 1 else (needed,)
-    if array.shape != wanted:
-        raise InvalidRequestError(f"{name} must have the shape {list(wanted)}, not {list(array.shape)}")
+    expected = tuple(shape) if depth > 1 else (needed,)
+    if array.shape != expected:
+        raise InvalidRequestError(
+            f"{name} must have the shape {list(expected)}, not {list(array.shape)}"
+        )
     return array.reshape(count, *item_shape(spec, shape))
 
 
@@ -299,7 +318,7 @@ def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
         output: dict[str, Any] = {"name": column.spec.name, "datatype": column.datatype}
         output["shape"] = column.shape
         if column.binary:
-            tails.append(packed(column))
+            tails.append(pack(column))
             output["parameters"] = {"binary_data_size": len(tails[-1])}
         elif isinstance(column.data, list):
             output["data"] = [text.decode() for text in column.data]
@@ -312,7 +331,7 @@ def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
     return b"".join([head, *tails]), len(head) if tails else None
 
 
-def packed(column: Column) -> bytes:
+def pack(column: Column) -> bytes:
     """Returns an output as binary data."""
     if isinstance(column.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in column.data)

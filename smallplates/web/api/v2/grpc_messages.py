@@ -16,8 +16,8 @@ from smallplates.web.api.v2.codec import (
     Parameters,
     binary_data,
     call_of_request,
-    check_parameters,
-    packed,
+    pack,
+    without_nulls,
 )
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.api.v2.grpc_limits import check_fields
@@ -48,9 +48,8 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
     """Decodes a ModelInferRequest with up to `most` inputs. Raises InvalidRequestError."""
     if len(request.outputs) > MAX_TENSORS or len(request.inputs) > MAX_TENSORS:
         raise InvalidRequestError(f"a request has more than {MAX_TENSORS} inputs or outputs")
-    for tensor in request.inputs:
-        check_parameters(scalars(tensor.parameters))
-    call = call_of_request(request, entry, most, scalars, partial(data_of, request, entry))
+    read = partial(data_of, request, entry)
+    call = call_of_request(request, entry, most, parameters_of, read)
     for output in call.outputs:
         output.binary = True
     return call
@@ -65,20 +64,22 @@ def typed_bytes(request: Message) -> int:
     return total
 
 
-def scalars(parameters: Message) -> Parameters:
-    """Returns the plain values of a map of InferParameter."""
+def parameters_of(parameters: Message) -> Parameters:
+    """Returns the plain values of a map of InferParameter. Raises InvalidRequestError."""
     values = {}
     for name, parameter in parameters.items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice and name != STREAMING_ONLY:
-            values[name] = getattr(parameter, choice)
-    return values
+        if name != STREAMING_ONLY:
+            choice = parameter.WhichOneof("parameter_choice")
+            values[name] = getattr(parameter, choice) if choice else None
+    return without_nulls(values)
 
 
 def data_of(request: Message, entry: CatalogEntry, count: int) -> dict[str, Data]:
     """Returns every input's data; all are raw or all are typed. Raises InvalidRequestError."""
     specs = {spec.name: spec for spec in entry.inputs}
     inputs, raw = request.inputs, request.raw_input_contents
+    for tensor in inputs:
+        parameters_of(tensor.parameters)
     if not raw:
         return {tensor.name: typed_data(tensor, specs[tensor.name], count) for tensor in inputs}
     if len(raw) != len(inputs) or any(tensor.HasField("contents") for tensor in inputs):
@@ -117,5 +118,5 @@ def encode(call: ColumnCall, answer: Answer) -> Message:
     for column in columns_of(call, answer):
         name, datatype = column.spec.name, column.datatype
         message.outputs.add(name=name, datatype=datatype, shape=column.shape)
-        message.raw_output_contents.append(packed(column))
+        message.raw_output_contents.append(pack(column))
     return message

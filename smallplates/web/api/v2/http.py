@@ -153,9 +153,9 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
     )
     async def index(request: Request) -> Response:
         with await pipeline.small_reader.read(request) as body:
-            wanted = only_ready(await body.unpacked())
+            is_ready = only_ready(await body.unpacked())
             authorization = request.headers.get("authorization", "")
-            return json_response(await repository.index(wanted, authorization))
+            return json_response(await repository.index(is_ready, authorization))
 
     @routes.post("/v2/repository/models/{model}/load", summary="Load a model", **documentation)
     async def load(model: str, request: Request) -> Response:

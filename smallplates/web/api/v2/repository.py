@@ -118,7 +118,7 @@ class Repository:
         The model must be configured or in the store. Raises NotFoundError, InvalidJsonError or
         InvalidRequestError.
         """
-        version = requested_version(body)
+        version = version_to_load(body)
         with suppress(NotFoundError):  # otherwise it is a folder's name in the store
             name = self._catalog.owner(name)
         await self._service.load(name, version)
@@ -134,7 +134,7 @@ def only_ready(body: bytes) -> bool:
     return bool(request.ready)
 
 
-def requested_version(body: bytes) -> str | None:
+def version_to_load(body: bytes) -> str | None:
     """Parses a load request. Raises InvalidJsonError or InvalidRequestError."""
     request: LoadRequest = decode_json(LOAD, body or b"{}")
     parameters = request.parameters or LoadParameters()

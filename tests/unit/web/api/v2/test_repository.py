@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from smallplates.errors import InvalidRequestError
-from smallplates.web.api.v2.repository import requested_version
+from smallplates.web.api.v2.repository import version_to_load
 
 TWO = {"version_policy": {"specific": {"versions": [2]}}}
 
@@ -15,12 +15,12 @@ def version_of(**parameters: Any) -> str | None:
     """The version that a load request with these parameters asks for."""
     if isinstance(parameters.get("config"), dict):
         parameters["config"] = json.dumps(parameters["config"])
-    return requested_version(json.dumps({"parameters": parameters}).encode())
+    return version_to_load(json.dumps({"parameters": parameters}).encode())
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"parameters": null}', b'{"parameters": {}}'])
 def test_without_a_version_it_is_the_one_in_model_json(body: bytes) -> None:
-    assert requested_version(body) is None
+    assert version_to_load(body) is None
 
 
 @pytest.mark.parametrize(
