@@ -1,10 +1,9 @@
-"""Parsers of gRPC, TensorFlow Serving and TorchServe: whatever comes, a request or a refusal."""
+"""Parsers of the protocols with tensors, and of forms: whatever comes, a request or a refusal."""
 
 import contextlib
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,176 +12,157 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallplates.errors import ServingError
-from smallplates.tasks.base import Field, Task
 from smallplates.web.api import tfserving, torchserve
-from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
+from smallplates.web.api.catalog import CatalogEntry
+from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.v2 import grpc_messages
+from smallplates.web.api.v2 import codec, grpc_messages
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.http import body
-
-PHOTO = CatalogEntry(
-    "photo",
-    "1",
-    False,
-    0,
-    (
-        ColumnSpec(
-            "INPUT_IMAGE", "BYTES", (1,), field=Field("image", "BYTES", is_bytes=True, is_image=True)
-        ),
-    ),
-    (ColumnSpec("o", "FP32", (1,)),),
-    Mock(),
-)
-NUMBERS = CatalogEntry(
-    "tensor",
-    "1",
-    True,
-    1,
-    (ColumnSpec("input", "FP32", (3, 2, 2)),),
-    (ColumnSpec("o", "FP32", (4,)),),
-    Mock(),
-)
-UNBATCHED = replace(NUMBERS, is_batched=False)
-TEXTS = CatalogEntry(
-    "text",
-    "1",
-    False,
-    0,
-    (
-        ColumnSpec("TEXT", "BYTES", (1,), field=Field("text", "BYTES")),
-        ColumnSpec("PAIR", "BYTES", (1,), field=Field("pair", "BYTES", required=False)),
-    ),
-    (ColumnSpec("o", "FP32", (1,)),),
-    Mock(),
-)
-
-
-class Images(Task):
-    """A task of one file."""
-
-    request = (Field("image", "BYTES", is_bytes=True, is_image=True),)
-    media_types = ("image/",)
-    form_fields = ("image", "file")
-
-    def __init__(self) -> None:
-        """There is no model."""
-
-
-MODELS = st.sampled_from([PHOTO, NUMBERS, UNBATCHED])
-MOST = 4
+from tests.unit.web.api.entries import ENTRIES, MOST
+from tests.unit.web.api.test_fields import Images
 
 FLOATS = st.floats(width=32)
-INT64 = st.integers(-(2**63), 2**63 - 1)
-PARAMETER = st.one_of(
-    st.builds(pb.InferParameter, bool_param=st.booleans()),
-    st.builds(pb.InferParameter, int64_param=INT64),
-    st.builds(pb.InferParameter, string_param=st.text(max_size=5)),
-    st.builds(pb.InferParameter),
+SCALAR = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | FLOATS | st.text(max_size=5)
+ANY = st.recursive(
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
-PARAMETERS = st.dictionaries(
-    st.sampled_from(["timeout", "classification", "triton_x", "shared_memory_region", "x"]),
-    PARAMETER,
-    max_size=2,
+PARAMETER_NAMES = [
+    *("binary_data_size", "classification", "binary_data", "timeout"),
+    *("triton_x", "shared_memory_region", "x"),
+]
+PARAMETERS = st.dictionaries(st.sampled_from(PARAMETER_NAMES), SCALAR, max_size=2)
+SHAPES = [[1], [2, 1], [1, 1], [3, 2, 2], [1, 3, 2, 2], [2, 3, 2, 2], [2**62, 4], [-1, -12]]
+RIGHT: list[dict[str, Any]] = [
+    {"name": "i", "datatype": "BYTES", "shape": [1], "data": ["aGk="]},
+    {"name": "TEXT", "datatype": "BYTES", "shape": [2, 1], "data": ["a", "b"]},
+    {"name": "i", "datatype": "FP32", "shape": [3, 2, 2], "data": [0.5] * 12},
+    {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2], "data": [0.5] * 24},
+]
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.sampled_from(["i", "TEXT", "PAIR", "j"]),
+        "datatype": st.sampled_from(["FP32", "BYTES", "INT8"]),
+        "shape": st.sampled_from(SHAPES) | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9),
+        "data": st.lists(FLOATS | st.integers(), max_size=24) | st.lists(st.text(max_size=3)) | ANY,
+        "parameters": PARAMETERS,
+    },
 )
-CONTENTS = st.builds(
-    pb.InferTensorContents,
-    fp32_contents=st.just([])
-    | st.lists(FLOATS, min_size=12, max_size=12)
-    | st.lists(FLOATS, max_size=3),
-    bytes_contents=st.just([]) | st.lists(st.binary(max_size=5), max_size=3),
+INPUT = st.builds(lambda right, changes: right | changes, st.sampled_from(RIGHT), st.just({}) | CHANGES)
+OUTPUT = st.fixed_dictionaries(
+    {"name": st.sampled_from(["o", "p"])}, optional={"parameters": PARAMETERS}
 )
-SHAPE = st.sampled_from([[1], [2, 1], [3, 2, 2], [1, 3, 2, 2], [2, 3, 2, 2], [2**62, 4], [-1, -12]])
-INPUT = st.builds(
-    pb.ModelInferRequest.InferInputTensor,
-    name=st.sampled_from(["INPUT_IMAGE", "input", "x"]),
-    datatype=st.sampled_from(["FP32", "BYTES", "INT64"]),
-    shape=SHAPE | st.lists(INT64, max_size=10),
-    parameters=PARAMETERS,
-    contents=CONTENTS,
-)
-OUTPUT = st.builds(
-    pb.ModelInferRequest.InferRequestedOutputTensor,
-    name=st.sampled_from(["o", "p"]),
-    parameters=PARAMETERS,
+REQUEST = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUT, min_size=1, max_size=1) | st.lists(INPUT, max_size=3)},
+    optional={
+        "id": st.text(max_size=5) | SCALAR,
+        "parameters": st.just({}) | PARAMETERS | ANY,
+        "outputs": st.lists(OUTPUT, max_size=2),
+    },
 )
 RAW = st.sampled_from([bytes(48), bytes(96), b"\1\0\0\0a", b"\xff\xff\xff\xffa", b""]) | st.binary()
-REQUEST = st.builds(
-    pb.ModelInferRequest,
-    inputs=st.lists(INPUT, min_size=1, max_size=1) | st.lists(INPUT, max_size=2),
-    outputs=st.lists(OUTPUT, max_size=2),
-    parameters=PARAMETERS,
-    raw_input_contents=st.lists(RAW, max_size=2),
-)
 
 
-def check_elements(data: Any, model: CatalogEntry) -> None:  # Any: pictures, or an array
-    """As many as a request may have, of the model's own shape."""
-    assert 1 <= len(data) <= (MOST if model.is_batched else 1)
-    if model.takes_tensors:
-        assert isinstance(data, np.ndarray)
-        assert data.dtype == np.float32
-        assert data.shape[1:] == model.inputs[0].dims
+def parameters_of(values: Any) -> dict[str, pb.InferParameter]:
+    """The parameters that gRPC can carry."""
+    kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
+    return {
+        name: pb.InferParameter(**({kinds[type(value)]: value} if type(value) in kinds else {}))
+        for name, value in (values.items() if isinstance(values, dict) else ())
+    }
 
 
-def check_infer(request: Any, model: CatalogEntry) -> None:  # Any: protobuf's
-    """Read, or refused."""
+def message_of(request: dict[str, Any], raw: list[bytes]) -> pb.ModelInferRequest:
+    """The same in gRPC: its numbers and texts are typed contents."""
+    message = pb.ModelInferRequest(
+        parameters=parameters_of(request.get("parameters")), raw_input_contents=raw
+    )
+    for each in request.get("outputs", ()):
+        message.outputs.add(name=each["name"], parameters=parameters_of(each.get("parameters")))
+    for each in request["inputs"]:
+        about = {name: each[name] for name in ("name", "datatype", "shape")}
+        tensor = message.inputs.add(**about, parameters=parameters_of(each.get("parameters")))
+        for value in data if isinstance(data := each.get("data"), list) else ():
+            if isinstance(value, str):
+                tensor.contents.bytes_contents.append(value.encode())
+            elif isinstance(value, float):
+                tensor.contents.fp32_contents.append(value)
+    return message
+
+
+def check(entry: CatalogEntry, decode: Callable[[], ColumnCall]) -> None:
+    """It is read, as many elements as a request may have, or refused with a status below 500."""
     try:
-        question = grpc_messages.decode(request, model, MOST)
+        call = decode()
     except ServingError as error:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
-    assert int(np.prod(question.shape)) >= 1
-    check_elements(question.tensors[0] if question.tensors else question.inputs, model)
+    assert 1 <= call.count <= (MOST if entry.is_batched else 1)
+    for column in call.tensors or [call.inputs]:
+        assert len(column) == call.count
+    if entry.takes_tensors:
+        assert call.tensors is not None
+        assert call.tensors[0].dtype == np.float32
+        assert call.tensors[0].shape[1:] == entry.inputs[0].dims
 
 
-@settings(max_examples=300, deadline=None)
-@given(request=REQUEST, model=MODELS)
-def test_grpc_messages_that_are_nearly_right(request: Any, model: CatalogEntry) -> None:
-    check_infer(request, model)
-
-
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 @settings(max_examples=200, deadline=None)
-@given(request=REQUEST, model=MODELS, cut=st.integers(0, 40), junk=st.binary(max_size=8))
-def test_grpc_messages_that_break_off(request: Any, model: CatalogEntry, cut: int, junk: bytes) -> None:
-    data = request.SerializeToString()
-    with contextlib.suppress(DecodeError):
-        check_infer(pb.ModelInferRequest.FromString(data[: max(0, len(data) - cut)] + junk), model)
+@given(request=REQUEST, tail=st.binary(max_size=100), length=st.none() | st.integers(-3, 3))
+def test_json(entry: CatalogEntry, request: dict[str, Any], tail: bytes, length: int | None) -> None:
+    head = json.dumps(request).encode()
+    header = None if length is None else str(len(head) + length)
+    for content, says in ((head + tail, header), (head, None), (tail, header)):
+        check(entry, lambda c=content, h=says: codec.decode(c, h, entry, MOST))  # type: ignore[misc]
 
 
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=200), header=st.none() | st.text(max_size=4))
+def test_any_bytes(entry: CatalogEntry, content: bytes, header: str | None) -> None:
+    check(entry, lambda: codec.decode(content, header, entry, MOST))
+    check(entry, lambda: tfserving.decode(content, entry, MOST))
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@settings(max_examples=200, deadline=None)
+@given(
+    request=REQUEST,
+    raw=st.just([]) | st.lists(RAW, max_size=2),
+    cut=st.just(0) | st.integers(0, 40),
+    junk=st.just(b"") | st.binary(max_size=8),
 )
-ROW = st.lists(FLOATS, min_size=2, max_size=2)
-PLANE = st.lists(ROW, min_size=2, max_size=2)
+def test_grpc(
+    entry: CatalogEntry, request: dict[str, Any], raw: list[bytes], cut: int, junk: bytes
+) -> None:
+    data = message_of(request, raw).SerializeToString()
+    with contextlib.suppress(DecodeError):
+        message = pb.ModelInferRequest.FromString(data[: max(0, len(data) - cut)] + junk)
+        check(entry, lambda: grpc_messages.decode(message, entry, MOST))
+
+
+PLANE = st.lists(st.lists(FLOATS, min_size=2, max_size=2), min_size=2, max_size=2)
 PICTURE = st.lists(PLANE, min_size=3, max_size=3)
 TEXT = st.sampled_from(["", "AAAA", "no base64"])
 VALUE = TEXT | st.builds(lambda text: {"b64": text}, TEXT) | PICTURE | ANY
-NAMES = st.sampled_from(["INPUT_IMAGE", "input", "TEXT", "PAIR", "b64", "data"])
-NAMED = VALUE | st.dictionaries(NAMES, VALUE, min_size=1, max_size=2)
-VALUES = st.lists(NAMED, max_size=6) | st.builds(lambda v: {"input": v}, st.lists(VALUE)) | ANY
+KEYS = st.sampled_from(["i", "TEXT", "PAIR", "b64", "data"])
+ROW = VALUE | st.dictionaries(KEYS, VALUE, min_size=1, max_size=2)
+VALUES = st.lists(ROW, max_size=6) | st.builds(lambda v: {"i": v}, st.lists(VALUE)) | ANY
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@settings(max_examples=200, deadline=None)
 @given(
     request=st.fixed_dictionaries(
         {}, optional={"instances": VALUES, "inputs": VALUES, "signature_name": st.text(max_size=3)}
     ),
-    model=MODELS | st.just(TEXTS),
     cut=st.just(0) | st.integers(0, 20),
 )
-def test_tensorflow_serving(request: dict[str, Any], model: CatalogEntry, cut: int) -> None:
+def test_tensorflow_serving(entry: CatalogEntry, request: dict[str, Any], cut: int) -> None:
     data = json.dumps(request).encode()
-    try:
-        asked = tfserving.decode(data[: len(data) - cut], model, MOST)
-    except ServingError as error:
-        assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
-        return
-    columns: list[Any] = [*asked.tensors] if asked.tensors else [asked.inputs]
-    for column in columns:
-        assert len(column) == asked.count
-        check_elements(column, model)
+    check(entry, lambda: tfserving.decode(data[: len(data) - cut], entry, MOST))
 
 
 PART = st.builds(
