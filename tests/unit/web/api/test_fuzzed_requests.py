@@ -100,8 +100,8 @@ def check(entry: CatalogEntry, decode: Callable[[], ColumnCall]) -> None:
         assert 400 <= error.status < 500  # noqa: PT017 most examples are refused
         return
     assert 1 <= call.count <= (MOST if entry.is_batched else 1)
-    for column in call.tensors or [call.inputs]:
-        assert len(column) == call.count
+    columns: list[Any] = [*call.tensors] if call.tensors else [call.inputs]
+    assert {len(column) for column in columns} == {call.count}
     if entry.takes_tensors:
         assert call.tensors is not None
         assert call.tensors[0].dtype == np.float32

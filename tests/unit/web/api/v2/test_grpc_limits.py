@@ -1,31 +1,35 @@
-"""How the gRPC port reads messages a few at a time, and bounds the number of their fields."""
+"""How messages arrive on the gRPC port: calls a few at a time, streams in order, fields in bounds."""
 
 import asyncio
 import weakref
-from collections.abc import Coroutine
-from unittest.mock import Mock
+from typing import Any
 
 import grpc
 import pytest
 
-from smallplates.errors import InvalidRequestError, SlowBodyError
+from smallplates.errors import InvalidRequestError, OverloadedError, SlowBodyError
 from smallplates.settings import Settings
-from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import DTYPES
+from smallplates.web.api.v2 import grpc_limits
 from smallplates.web.api.v2.grpc import Calls
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.api.v2.grpc_limits import MessageReadLimiter, options
+from smallplates.web.api.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams, options
 from smallplates.web.api.v2.grpc_messages import decode, parse, typed_bytes
 from smallplates.web.metrics import Metrics
+from tests.unit.web.api.entries import tensors
 
 MB = 2**20
 
 
-def arrivals(timeout_ms: int = 60_000) -> MessageReadLimiter:
-    """Returns a limiter that reads four messages at once."""
-    return MessageReadLimiter(
-        Settings(body_timeout_ms=timeout_ms, max_body_bytes=4 * MB, max_buffered_bytes=16 * MB)
-    )
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of gRPC's server."""
+    return "asyncio"
+
+
+def limits(timeout_ms: int = 60_000) -> Settings:
+    """Settings with which four messages may arrive at once, and four streams be open."""
+    return Settings(body_timeout_ms=timeout_ms, max_body_bytes=4 * MB, max_buffered_bytes=16 * MB)
 
 
 async def never() -> bytes:
@@ -39,69 +43,69 @@ async def at_once() -> bytes:
     return b"message"
 
 
-def run(work: Coroutine[object, object, None]) -> None:
-    """Runs a test; one that hangs fails after 20 s."""
-    asyncio.run(asyncio.wait_for(work, 20))
-
-
-def test_a_flood_that_never_ends_is_passed_by() -> None:
-    async def main() -> None:
-        reader = arrivals()
-        reader.patience_s = 0.01
-        slow = [asyncio.ensure_future(reader.read(never)) for _ in range(100)]
+async def turns(count: int) -> None:
+    """Lets other tasks run."""
+    for _ in range(count):
         await asyncio.sleep(0)
-        assert await reader.read(at_once) == b"message"
-        assert sum(task.done() for task in slow) <= 4  # the places that were taken first
-        for task in slow:
-            task.cancel()
-        ended = await asyncio.gather(*slow, return_exceptions=True)
-        assert {type(error) for error in ended} == {SlowBodyError, asyncio.CancelledError}
-        assert await asyncio.gather(*(reader.read(at_once) for _ in range(50))) == [b"message"] * 50
-        assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
-
-    run(main())
 
 
-def test_where_nobody_waits_nobody_hurries() -> None:
-    async def main() -> None:
-        reader = arrivals()
-        reader.patience_s = 0
-        gate = asyncio.Event()
-
-        async def slowly() -> bytes:
-            await gate.wait()
-            return b"late"
-
-        four = [asyncio.ensure_future(reader.read(slowly)) for _ in range(4)]
-        for _ in range(10):
+async def settled(condition: Any) -> None:
+    """Lets other tasks run until the condition holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 nobody sets an event
             await asyncio.sleep(0)
-        assert not any(task.done() for task in four)
-        gate.set()
-        assert await asyncio.gather(*four) == [b"late"] * 4
-
-    run(main())
 
 
-def test_all_time_out_in_the_end() -> None:
-    async def main() -> None:
-        reader = arrivals(20)
-        tasks = [asyncio.ensure_future(reader.read(never)) for _ in range(30)]
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert {type(error) for error in ended} == {SlowBodyError}
-        assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
-
-    run(main())
+# calls
 
 
-def test_a_call_without_a_message() -> None:
+@pytest.mark.anyio
+async def test_a_flood_that_never_ends_is_passed_by() -> None:
+    reader = MessageReadLimiter(limits())
+    reader.patience_s = 0.01
+    slow = [asyncio.ensure_future(reader.read(never)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert await reader.read(at_once) == b"message"
+    assert sum(task.done() for task in slow) <= 4  # the places that were taken first
+    for task in slow:
+        task.cancel()
+    ends = await asyncio.gather(*slow, return_exceptions=True)
+    assert {type(error) for error in ends} == {SlowBodyError, asyncio.CancelledError}
+    assert await asyncio.gather(*(reader.read(at_once) for _ in range(50))) == [b"message"] * 50
+    assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
+
+
+@pytest.mark.anyio
+async def test_where_nobody_waits_nobody_hurries() -> None:
+    reader, gate = MessageReadLimiter(limits()), asyncio.Event()
+    reader.patience_s = 0
+
+    async def slowly() -> bytes:
+        await gate.wait()
+        return b"late"
+
+    four = [asyncio.ensure_future(reader.read(slowly)) for _ in range(4)]
+    await turns(10)
+    assert not any(task.done() for task in four)
+    gate.set()
+    assert await asyncio.gather(*four) == [b"late"] * 4
+
+
+@pytest.mark.anyio
+async def test_all_time_out_in_the_end() -> None:
+    reader = MessageReadLimiter(limits(20))
+    ends = await asyncio.gather(*(reader.read(never) for _ in range(30)), return_exceptions=True)
+    assert {type(error) for error in ends} == {SlowBodyError}
+    assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
+
+
+@pytest.mark.anyio
+async def test_a_call_without_a_message() -> None:
     async def nothing() -> object:
         return grpc.aio.EOF
 
-    async def main() -> None:
-        with pytest.raises(InvalidRequestError, match="no message"):
-            await arrivals().read(nothing)
-
-    run(main())
+    with pytest.raises(InvalidRequestError, match="no message"):
+        await MessageReadLimiter(limits()).read(nothing)
 
 
 def test_the_server_s_own_bounds() -> None:
@@ -111,11 +115,136 @@ def test_the_server_s_own_bounds() -> None:
     assert chosen["grpc.so_reuseport"] == 1
 
 
+# streams
+
+
+class Client:
+    """A grpc.aio.ServicerContext; `sent` has what the client sends, None at the end."""
+
+    def __init__(self, reads: bool = True) -> None:
+        self.sent: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.received: list[bytes] = []
+        self._reads = reads
+
+    async def read(self) -> Any:
+        """Returns the next message, or gRPC's end of stream."""
+        message = await self.sent.get()
+        return grpc.aio.EOF if message is None else message
+
+    async def write(self, answer: bytes) -> None:
+        """Never ends for a client that does not read."""
+        if not self._reads:
+            await never()
+        self.received.append(answer)
+
+
+@pytest.mark.anyio
+async def test_answers_keep_their_order_and_few_are_under_way() -> None:
+    client, gates = Client(), [asyncio.Event() for _ in range(40)]
+    began: list[int] = []
+
+    async def answer(message: bytes) -> bytes:
+        began.append(int(message))
+        await gates[int(message)].wait()
+        return message
+
+    serving = asyncio.ensure_future(Streams(limits()).serve(client, answer))
+    for number in range(40):
+        client.sent.put_nowait(str(number).encode())
+    client.sent.put_nowait(None)
+    await settled(lambda: len(began) == MAX_UNANSWERED)
+    for gate in reversed(gates[1:]):
+        gate.set()
+    await turns(100)
+    assert client.received == []
+    assert len(began) == MAX_UNANSWERED
+    gates[0].set()
+    await serving
+    assert [int(answer) for answer in client.received] == list(range(40))
+
+
+@pytest.mark.anyio
+async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
+    streams, gate = Streams(limits()), asyncio.Event()
+
+    async def answer(message: bytes) -> bytes:
+        await gate.wait()
+        return message
+
+    clients = [Client() for _ in range(6)]
+    serving = [asyncio.ensure_future(streams.serve(client, answer)) for client in clients[:4]]
+    clients[0].sent.put_nowait(b"busy")
+    await settled(lambda: len(streams._idle) == 3)
+    serving.append(asyncio.ensure_future(streams.serve(clients[4], answer)))
+    with pytest.raises(SlowBodyError, match="another stream needs its place"):
+        await serving[1]
+    for client in clients[2:5]:
+        client.sent.put_nowait(b"busy")
+    await settled(lambda: not streams._idle)
+    with pytest.raises(OverloadedError):
+        await streams.serve(clients[5], answer)
+    gate.set()
+    for client in clients[:5]:
+        client.sent.put_nowait(None)
+    await asyncio.gather(*serving[:1], *serving[2:])
+    assert [client.received for client in clients[:5]] == [[b"busy"], [], *[[b"busy"]] * 3]
+    assert (streams._open, streams._idle) == (0, {})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reads", [True, False])
+async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    assert grpc_limits.IDLE_S > 60
+    monkeypatch.setattr(grpc_limits, "IDLE_S", 0.05 if reads else 60)
+
+    async def same(message: bytes) -> bytes:
+        return message
+
+    streams, client = Streams(limits(50)), Client(reads)
+    client.sent.put_nowait(b"message")
+    with pytest.raises(SlowBodyError, match="idle for too long"):
+        await streams.serve(client, same)
+    assert client.received == ([b"message"] if reads else [])
+    assert (streams._open, streams._idle) == (0, {})
+
+
+@pytest.mark.anyio
+async def test_a_client_that_goes_away_cancels_its_requests() -> None:
+    streams, client = Streams(limits()), Client()
+    began: list[bytes] = []
+    ends: list[bytes] = []
+
+    async def answer(message: bytes) -> bytes:
+        began.append(message)
+        try:
+            return await never()
+        except asyncio.CancelledError:
+            ends.append(message)
+            raise
+
+    serving = asyncio.ensure_future(streams.serve(client, answer))
+    for message in (b"1", b"2"):
+        client.sent.put_nowait(message)
+    await settled(lambda: len(began) == 2)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert sorted(ends) == [b"1", b"2"]
+    assert (streams._open, streams._idle) == (0, {})
+
+
+# fields
+
+
 def tag(kind: object, name: str) -> bytes:
     """Returns the tag of a field that has a length."""
     return bytes([kind.DESCRIPTOR.fields_by_name[name].number << 3 | 2])  # type: ignore[attr-defined]
 
 
+NOT_PACKED = (
+    tag(pb.ModelInferRequest.InferInputTensor, "contents") + b"\x80\xf1\x04" + b"\x18\0" * 40_000
+)
+NOT_PACKED = tag(pb.ModelInferRequest, "inputs") + b"\x84\xf1\x04" + NOT_PACKED
 SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
 
 
@@ -135,6 +264,7 @@ SMALL_INPUT = tag(pb.ModelInferRequest, "inputs") + b"\0"
         ),
         (pb.RepositoryModelLoadRequest, tag(pb.RepositoryModelLoadRequest, "parameters") + b"\0"),
         (pb.ServerLiveRequest, b"\x08\0" * 40_000),
+        (pb.ModelInferRequest, NOT_PACKED),
     ],
 )
 def test_messages_of_many_fields_are_not_built(kind: type, message: bytes) -> None:
@@ -171,10 +301,9 @@ ROWS, LENGTH = 64, 512
 def test_many_packed_numbers_are_one_field(
     datatype: str, contents: str, width: int, largest: float
 ) -> None:
-    spec = ColumnSpec("ids", datatype, (-1,), (LENGTH,))
-    entry = CatalogEntry("texts", "1", True, 0, (spec,), (), Mock())
+    entry = tensors(datatype, (-1,), (LENGTH,))
     numbers = [largest, 0, 1, 1] * (ROWS * LENGTH // 4)
-    request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": datatype}])
+    request = pb.ModelInferRequest(inputs=[{"name": "i", "datatype": datatype}])
     request.inputs[0].shape.extend([ROWS, LENGTH])
     getattr(request.inputs[0].contents, contents).extend(numbers)
     received = parse(pb.ModelInferRequest, request.SerializeToString())
@@ -189,27 +318,15 @@ def test_many_packed_numbers_are_one_field(
 def test_packed_numbers_count_with_the_memory_that_they_take() -> None:
     """A byte may become eight; a message with far too many numbers is refused before an array is."""
     many = 4 * MB
-    request = pb.ModelInferRequest(inputs=[{"name": "ids", "datatype": "INT64"}])
+    request = pb.ModelInferRequest(inputs=[{"name": "i", "datatype": "INT64"}])
     request.inputs[0].shape.extend([1] * many)
     request.inputs[0].contents.int64_contents.extend([0] * many)
     data = request.SerializeToString()
     assert len(data) < 2 * many + 1000
     received = parse(pb.ModelInferRequest, data)
     assert typed_bytes(received) == 16 * many
-    entry = CatalogEntry("texts", "1", True, 0, (ColumnSpec("ids", "INT64", (1,)),), (), Mock())
     with pytest.raises(InvalidRequestError, match="shape"):
-        decode(received, entry, ROWS)
-
-
-def test_numbers_that_are_not_packed_are_a_field_each() -> None:
-    contents = b"\x18\0" * 40_000  # int64_contents
-    message = (
-        tag(pb.ModelInferRequest.InferInputTensor, "contents") + bytes([0x80, 0xF1, 0x04]) + contents
-    )
-    message = tag(pb.ModelInferRequest, "inputs") + bytes([0x84, 0xF1, 0x04]) + message
-    assert len(pb.ModelInferRequest.FromString(message).inputs[0].contents.int64_contents) == 40_000
-    with pytest.raises(InvalidRequestError, match="more than 16384 fields"):
-        parse(pb.ModelInferRequest, message)
+        decode(received, tensors("INT64", (1,)), ROWS)
 
 
 @pytest.mark.parametrize(
