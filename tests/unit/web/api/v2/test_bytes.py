@@ -2,12 +2,12 @@
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from pydantic import Base64Bytes, Base64UrlBytes, BaseModel, ConfigDict
+from pydantic import Base64Bytes, Base64UrlBytes, BaseModel, ConfigDict, create_model
 
 from smallplates.engine.statistics import Timings
 from smallplates.errors import InvalidBase64Error, InvalidRequestError
@@ -23,41 +23,21 @@ from smallplates.web.api.v2 import codec, grpc_messages
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer
 from tests import pictures
+from tests.unit.web.api.entries import MOST, requests
 
-
-class Standard(BaseModel):
-    """Base64 of the usual alphabet in JSON."""
-
-    file: Base64Bytes
-
-
-class UrlSafe(BaseModel):
-    """Base64 of the other alphabet."""
-
-    file: Base64UrlBytes
-
-
-class Plain(BaseModel):
-    """Python's own bytes, as base64."""
-
-    model_config = ConfigDict(val_json_bytes="base64", ser_json_bytes="base64")
-    file: bytes
-
-
-class Optional(BaseModel):
-    """May be left out."""
-
-    file: Base64Bytes | None = None
-
-
-class Several(BaseModel):
-    """A list of bytes."""
-
-    file: list[Base64Bytes]
-
-
+PYTHONS_OWN = ConfigDict(val_json_bytes="base64", ser_json_bytes="base64")
+STANDARD = create_model("Standard", file=Base64Bytes)
+SEVERAL = create_model("Several", file=list[Base64Bytes])
+TYPES = {
+    "standard": STANDARD,
+    "url-safe": create_model("UrlSafe", file=Base64UrlBytes),
+    "plain": create_model("Plain", __config__=PYTHONS_OWN, file=bytes),
+    "optional": create_model("Optional", file=(Base64Bytes | None, None)),
+    "several": SEVERAL,
+}
 CONTENTS = [b"abcd", b"YWJjZA==", b"data:,x", b"\xff\xfe\0\x01", b"\xfb\xef\xff", pictures.jpeg()]
-TYPES = [Standard, UrlSafe, Plain, Optional, Several]
+each_type = pytest.mark.parametrize("kind", TYPES.values(), ids=TYPES)
+each_content = pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
 
 
 def task_of(kind: type[BaseModel]) -> PythonRequests:
@@ -74,9 +54,8 @@ def task_of(kind: type[BaseModel]) -> PythonRequests:
 
 def entry_of(task: Any) -> CatalogEntry:
     """The task as the protocol's clients see it."""
-    inputs = tuple(column_of_field(field, {}) for field in task.request)
     outputs = tuple(column_of_field(field, {}) for field in task.answer)
-    return CatalogEntry("own", "1", False, 0, inputs, outputs, Mock())
+    return replace(requests(*(column_of_field(field, {}) for field in task.request)), outputs=outputs)
 
 
 def framed(elements: list[bytes]) -> bytes:
@@ -84,24 +63,18 @@ def framed(elements: list[bytes]) -> bytes:
     return b"".join(len(element).to_bytes(4, "little") + element for element in elements)
 
 
-def message(tensor: dict[str, Any], elements: list[bytes], raw: bool) -> pb.ModelInferRequest:
-    """The elements as raw or typed contents."""
-    if raw:
-        return pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[framed(elements)])
-    return pb.ModelInferRequest(inputs=[{**tensor, "contents": {"bytes_contents": elements}}])
-
-
 def calls_of(entry: CatalogEntry, name: str, elements: list[bytes]) -> list[ColumnCall]:
     """The same request in every form that carries bytes as they are."""
     is_list = entry.inputs[0].dims == (-1,)
     shape = [1, len(elements)] if is_list else [len(elements)]
     tensor: dict[str, Any] = {"name": name, "datatype": "BYTES", "shape": shape}
-    tail = framed(elements)
+    tail, typed = framed(elements), {**tensor, "contents": {"bytes_contents": elements}}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(tail)}}]}).encode()
+    raw_message = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[tail])
     calls = [
-        codec.decode(head + tail, str(len(head)), entry, 4),
-        grpc_messages.decode(message(tensor, elements, raw=True), entry, 4),
-        grpc_messages.decode(message(tensor, elements, raw=False), entry, 4),
+        codec.decode(head + tail, str(len(head)), entry, MOST),
+        grpc_messages.decode(raw_message, entry, MOST),
+        grpc_messages.decode(pb.ModelInferRequest(inputs=[typed]), entry, MOST),
     ]
     if len(elements) == 1 and not is_list:
         calls.append(codec.decode(elements[0], "0", entry, 4))
@@ -117,25 +90,25 @@ def received(kind: type[BaseModel], task: PythonRequests, call: ColumnCall) -> l
     return values
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+@each_type
+@each_content
 def test_a_python_class_gets_bytes_as_they_are(kind: type[BaseModel], content: bytes) -> None:
     task = task_of(kind)
     for call in calls_of(entry_of(task), "FILE", [content]):
-        assert received(kind, task, call) == [[content] if kind is Several else content]
+        assert received(kind, task, call) == [[content] if kind is SEVERAL else content]
 
 
 def test_lists_and_batches_keep_their_order() -> None:
-    for kind, expected in ((Several, [[b"abcd", b"\xff"]]), (Standard, [b"abcd", b"\xff"])):
+    for kind, expected in ((SEVERAL, [[b"abcd", b"\xff"]]), (STANDARD, [b"abcd", b"\xff"])):
         task = task_of(kind)
         for call in calls_of(entry_of(task), "FILE", [b"abcd", b"\xff"]):
             assert received(kind, task, call) == expected
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@each_type
 def test_json_carries_base64(kind: type[BaseModel]) -> None:
     task = task_of(kind)
-    shape = [1, 1] if kind is Several else [1]
+    shape = [1, 1] if kind is SEVERAL else [1]
     tensor = {"name": "FILE", "datatype": "BYTES", "shape": shape}
 
     def call_of(text: str) -> ColumnCall:
@@ -143,17 +116,17 @@ def test_json_carries_base64(kind: type[BaseModel]) -> None:
         return codec.decode(body, None, entry_of(task), 4)
 
     for text in ("YWJj", "YWJj\n", "data:text/plain;base64,YWJj"):
-        assert received(kind, task, call_of(text)) == [[b"abc"] if kind is Several else b"abc"]
+        assert received(kind, task, call_of(text)) == [[b"abc"] if kind is SEVERAL else b"abc"]
     with pytest.raises(InvalidBase64Error):
         received(kind, task, call_of("%%%"))
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
+@each_type
+@each_content
 def test_answers_are_bytes_if_binary_and_base64_in_json(kind: type[BaseModel], content: bytes) -> None:
     task = task_of(kind)
     entry = entry_of(task)
-    text = kind.model_construct(file=[content] if kind is Several else content).model_dump_json()
+    text = kind.model_construct(file=[content] if kind is SEVERAL else content).model_dump_json()
     answer: Any = Answer(task, [[json.loads(text)]], [], Timings(0, 0, 0))
     (call, _, by_grpc, *_) = calls_of(entry, "FILE", [b"x"])
     (output,) = json.loads(codec.encode(call, answer)[0])["outputs"]
