@@ -67,7 +67,7 @@ HEAD = struct.Struct(">IH")  # id, length of the options
 FRAME = struct.Struct(">IIH")  # length, id, and the length of the options or the status
 AFTER_LENGTH = HEAD.size
 MAX_OPTIONS_BYTES = 1024
-Answer = Callable[[], Awaitable[dict[str, Any]]]
+Reply = Callable[[], Awaitable[dict[str, Any]]]
 """Returns the content of a response. Raises ServingError."""
 
 
@@ -272,7 +272,7 @@ class Connection:
                 if not self._unanswered or self._reader.exception():
                     return b""
 
-    async def _receive(self, first: bytes, frame: Frame, held: ExitStack) -> Answer:
+    async def _receive(self, first: bytes, frame: Frame, held: ExitStack) -> Reply:
         """Reads a frame and admits its request; returns what answers it. Raises ServingError.
 
         `held` gets what the answer needs: the model and the body.
@@ -311,7 +311,7 @@ class Connection:
     async def _refuse(self, error: Exception) -> dict[str, Any]:
         raise error
 
-    async def _respond(self, frame: Frame, answer: Answer) -> None:
+    async def _respond(self, frame: Frame, answer: Reply) -> None:
         """Sends a frame's answer, or its error. Raises CLIENT_LEFT."""
         try:
             status, content = 200, await answer()

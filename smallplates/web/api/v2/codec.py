@@ -51,7 +51,7 @@ Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class InputTensor(msgspec.Struct):
-    """An input in the JSON; `data` is rows when its type is known."""
+    """An input in the JSON; `data` is decoded when its type is known."""
 
     name: str
     datatype: str

@@ -59,7 +59,7 @@ Context = Any  # grpc.aio.ServicerContext, which is untyped
 Content = dict[str, Any]
 """A message as `json_format.ParseDict` takes it."""
 
-Answer = Callable[..., Awaitable[Message | Content]]
+Method = Callable[..., Awaitable[Message | Content]]
 """Takes a message and the call's context; for inference, also the request's and its RequestOptions."""
 
 
@@ -78,7 +78,7 @@ class Service:
 
     def handlers(self) -> tuple[Any, Any]:
         """Returns the handlers for a grpc.aio.Server."""
-        methods: dict[str, Answer] = {
+        methods: dict[str, Method] = {
             "ServerLive": self.server_live,
             "ServerReady": self.server_ready,
             "ServerMetadata": self.server_metadata,
@@ -101,7 +101,7 @@ class Service:
             grpc.method_handlers_generic_handler(HEALTH, {CHECK: check}),
         )
 
-    def _method(self, name: str, answer: Answer, prefix: str) -> Any:
+    def _method(self, name: str, answer: Method, prefix: str) -> Any:
         """Returns a handler for one message and one answer; as a stream, so we decide when to read.
 
         The messages are PREFIXRequest and PREFIXResponse. It counts and logs calls, and turns errors

@@ -32,7 +32,7 @@ FIXED_BYTES = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
 MAX_VARINT_BYTES = 10
 Message = Any  # protobuf creates its classes at run time
 Context = Any  # grpc.aio.ServicerContext, which is untyped
-Answer = Callable[[bytes], Coroutine[Any, Any, Message]]
+Method = Callable[[bytes], Coroutine[Any, Any, Message]]
 
 
 def options(settings: Settings, shares_port: bool) -> list[tuple[str, int]]:
@@ -141,7 +141,7 @@ class Streams:
         self._idle: dict[asyncio.Timeout, None] = {}
         """Time limits of the streams without unanswered requests, longest idle first."""
 
-    async def serve(self, context: Context, answer: Answer) -> None:
+    async def serve(self, context: Context, answer: Method) -> None:
         """Reads requests until the client has sent the last one, and writes the answer to each.
 
         Raises OverloadedError, or SlowBodyError if the stream is idle for too long, has to make room for
@@ -168,7 +168,7 @@ class Streams:
         del self._idle[limit]
         reschedule(limit, 0)
 
-    async def _run(self, limit: asyncio.Timeout, context: Context, answer: Answer) -> None:
+    async def _run(self, limit: asyncio.Timeout, context: Context, answer: Method) -> None:
         """Computes requests concurrently, and writes the answers in order."""
         # two tasks are outside of the queue: one is awaited, one waits for space
         answers: asyncio.Queue[asyncio.Task[Message] | None] = asyncio.Queue(MAX_UNANSWERED - 2)
