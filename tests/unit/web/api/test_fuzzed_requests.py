@@ -19,7 +19,7 @@ from smallplates.web.api.fields import fields_from_body
 from smallplates.web.api.v2 import codec, grpc_messages
 from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.http import body
-from tests.unit.web.api.entries import ENTRIES, MOST
+from tests.unit.web.api.entries import ENTRIES, MOST, tensors
 from tests.unit.web.api.test_fields import Images
 
 FLOATS = st.floats(width=32)
@@ -217,3 +217,12 @@ def test_parts_of_a_form_are_bounded(count: int) -> None:
     words = "got 0" if count <= body.MAX_PARTS else "more than 16"
     with pytest.raises(ServingError, match=words):
         body.only_file(body.form_parts(form, b"B"), ["image"])
+
+
+@pytest.mark.parametrize("form", ['{"instances": [%s]}', '{"inputs": {%s}}'])
+def test_a_flood_of_keys_and_objects_is_refused(form: str) -> None:
+    item = '"%d":0' if "{%s}" in form else '{"%d":0}'
+    content = (form % ",".join(item % number for number in range(40_000))).encode()
+    entry = tensors("FP32", (1000, 1000))  # commas alone don't bound a model of so many numbers
+    with pytest.raises(ServingError, match="too many inputs; the maximum is 4"):
+        tfserving.decode(content, entry, MOST)
