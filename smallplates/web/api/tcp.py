@@ -256,6 +256,7 @@ class Connection:
                     answer = partial(self._refuse, error)
                 task = self._tasks.create_task(self._respond(frame, answer))
                 task.add_done_callback(partial(close, held.pop_all()))
+                self._arriving = False
 
     def _end(self, frame: Frame) -> None:
         self._unanswered -= 1
@@ -277,7 +278,6 @@ class Connection:
 
         `held` gets what the answer needs: the model and the body.
         """
-        self._arriving = False
         (length,) = LENGTH.unpack(first + await self._read(LENGTH.size - 1, "frame"))
         size_of_body(length)  # refuses a length that is too short before anything follows it
         number, options_bytes = HEAD.unpack(await self._read(HEAD.size, "frame"))
