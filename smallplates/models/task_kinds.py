@@ -4,17 +4,13 @@ No task's class is imported here, only when a model of that kind is served.
 """
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from itertools import chain
 from typing import Any, Literal
 
-from smallplates.errors import ConfigurationError
 from smallplates.models.comparison import Compare, probabilities
-
-ENTRY_POINTS = "smallplates.tasks"
-"""Group of entry points, each `task = module:ROW`."""
+from smallplates.plugins import plugins
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
@@ -95,25 +91,15 @@ HEADS = tuple(kind.head for kind in KINDS if kind.head)
 
 
 def kind_of(task: str) -> TaskKind:
-    """Returns the kind of a task by its name in model.json; all other names mean Python tasks."""
+    """Returns the kind of a task by its name in model.json; all other names mean Python tasks.
+
+    The kind may be the row of another package. Raises ConfigurationError if that cannot be imported.
+    """
     own = (kind for kind in KINDS if kind.name == task)
-    return next(chain(own, other_kinds(task)), PYTHON)
+    return next(chain(own, plugins("task", task)), PYTHON)
 
 
 def kind_of_architecture(name: str) -> TaskKind | None:
     """Returns the kind of task that a transformers architecture has a head for, or None."""
-    kinds = chain(KINDS, other_kinds())
+    kinds = chain(KINDS, plugins("task"))
     return next((kind for kind in kinds if kind.head and name.endswith(kind.head)), None)
-
-
-def other_kinds(name: str = "") -> Iterator[TaskKind]:
-    """Imports the rows of other packages, or the one for a task; each is an entry point.
-
-    Raises ConfigurationError.
-    """
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            if name in ("", entry.name):
-                yield entry.load()
-        except Exception as error:  # whatever the other package raises
-            raise ConfigurationError(f"the task {entry.name} cannot be imported: {error}") from error

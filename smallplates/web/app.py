@@ -5,7 +5,6 @@ import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -18,12 +17,13 @@ from starlette.types import ASGIApp
 from smallplates import __version__
 from smallplates.logging import configure_logging, warn_of_unknown_variables
 from smallplates.models.folder import configured_models, stored_models
+from smallplates.plugins import plugins
 from smallplates.settings import Protocol, Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry, RegistryAccess
 from smallplates.web.api import native, tfserving, torchserve
 from smallplates.web.api.catalog import ModelCatalog
-from smallplates.web.api.dialect import ENTRY_POINTS, Dialect, Route, Routes, error_shape
+from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.api.tcp import TcpServer
@@ -134,11 +134,14 @@ def middleware_stack(
 
 
 def enabled_dialects(settings: Settings) -> list[Dialect]:
-    """Returns the native API, the protocols that the settings name, and those of other packages."""
+    """Returns the native API, the protocols that the settings name, and those of other packages.
+
+    Raises ConfigurationError if one of these cannot be imported.
+    """
     return [
         native.DIALECT,
         *(dialect for name, dialect in DIALECTS.items() if name in settings.protocols),
-        *(entry.load() for entry in entry_points(group=ENTRY_POINTS)),
+        *plugins("dialect"),
     ]
 
 

@@ -7,7 +7,6 @@ import pytest
 import requests
 
 from smallplates.settings import Protocol
-from smallplates.web.api.dialect import ENTRY_POINTS
 from smallplates.web.app import DIALECTS
 from tests import exports, servers
 from tests.servers import metric
@@ -22,7 +21,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     metadata = installed / "labels-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: labels\nVersion: 1.0\n")
-    entry_point = f"[{ENTRY_POINTS}]\nlabels = tests.fake.dialect:DIALECT\n"
+    entry_point = "[smallplates.dialects]\nlabels = tests.fake.dialect:DIALECT\n"
     (metadata / "entry_points.txt").write_text(entry_point)
     folder = metadata.parent / "texts"
     exports.saved(folder, exports.word_piece(), {})

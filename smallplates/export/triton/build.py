@@ -36,6 +36,7 @@ CARRIED = (
     "models/scores",
     "models/task_kinds",
     "models/tensors",
+    "plugins",
     "tasks/__init__",
     "tasks/image/__init__",
     "tasks/image/decode",

@@ -1,7 +1,7 @@
 """A protocol over HTTP: a `Dialect`, which `web.app` lists, and the `Routes` that it adds.
 
 A route calls its handler without FastAPI's parsing; FastAPI only documents it. A package of your own
-adds a dialect as an entry point in the group ENTRY_POINTS.
+adds a dialect as an entry point in the group `smallplates.dialects`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,6 @@ from smallplates.web.http.body import json_response
 from smallplates.web.http.middleware import ErrorShape
 from smallplates.web.http.request_context import RequestContext
 
-ENTRY_POINTS = "smallplates.dialects"
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 ERRORS = {

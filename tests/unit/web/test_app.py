@@ -141,3 +141,15 @@ def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncC
 def subclasses(kind: type[ServingError]) -> set[type[ServingError]]:
     """Returns all classes of errors."""
     return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
+
+
+def test_a_protocol_that_cannot_be_imported_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[smallplates.dialects]\nodd = no_such_module:DIALECT\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"odd.*no_such_module"):
+        create_app(Settings(), BACKEND)
