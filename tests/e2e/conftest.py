@@ -1,6 +1,5 @@
-"""A model that needs no weights, and services of the fake backend that serve it."""
+"""Services of the fake backend."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,24 +10,8 @@ import requests
 
 from tests import servers
 from tests.e2e.tasks import Service, every_task
+from tests.fake.model import write_model
 from tests.servers import metric, wait_for
-
-CLASSES = 4096
-
-
-def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLASSES) -> None:
-    """8x8 pictures, classes named PREFIX0, PREFIX1 and so on; nothing for a real backend to load."""
-    description = {
-        "name": "fake",
-        "version": version,
-        "labels": [f"{prefix}{index}" for index in range(classes)],
-        "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
-        "files": {},
-        "aliases": {"food_classifier": "request", "food_classifier_onnx": "tensor"},
-        "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.json").write_text(json.dumps(description))
 
 
 @pytest.fixture(scope="session")

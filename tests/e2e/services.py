@@ -18,8 +18,8 @@ from smallplates.models.folder import configured_models
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle, Planner, Registry
 from tests import servers
-from tests.e2e.conftest import CLASSES
 from tests.fake.backend import command
+from tests.fake.model import CLASSES
 from tests.http_load import Answer
 from tests.servers import metric, wait_for
 

@@ -16,7 +16,7 @@ import pytest
 import requests
 
 from smallplates.supervision.worker_process import STARTS_IF_KILLED
-from tests.e2e.conftest import CLASSES, SharedService
+from tests.e2e.conftest import SharedService
 from tests.e2e.services import (
     WORKER,
     check_right,
@@ -27,6 +27,7 @@ from tests.e2e.services import (
     repeatedly,
 )
 from tests.fake.backend import Failure, command
+from tests.fake.model import CLASSES
 from tests.http_load import send_all
 from tests.servers import metric, wait_for
 

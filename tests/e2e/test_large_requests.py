@@ -13,9 +13,10 @@ import pytest
 import requests
 
 from tests import servers
-from tests.e2e.conftest import CLASSES, SharedService, obedient
+from tests.e2e.conftest import SharedService, obedient
 from tests.e2e.services import predict
 from tests.fake.backend import Failure, command
+from tests.fake.model import CLASSES
 from tests.servers import wait_for
 
 MANY, MOST = 1000, 1600

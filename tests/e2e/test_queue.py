@@ -6,9 +6,10 @@ from pathlib import Path
 
 import requests
 
-from tests.e2e.conftest import SharedService, write_model
+from tests.e2e.conftest import SharedService
 from tests.e2e.services import fake_service, predict, raw_request
 from tests.fake.backend import command
+from tests.fake.model import write_model
 from tests.servers import metric, wait_for
 
 

@@ -11,7 +11,6 @@ import pytest
 import requests
 
 from tests import graphs, servers
-from tests.e2e.conftest import write_model
 from tests.e2e.services import (
     WEB,
     WORKER,
@@ -21,6 +20,7 @@ from tests.e2e.services import (
     switch,
 )
 from tests.fake.backend import command
+from tests.fake.model import write_model
 from tests.servers import metric, wait_for
 
 pytestmark = pytest.mark.slow

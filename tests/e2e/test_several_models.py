@@ -14,9 +14,10 @@ import requests
 
 from smallplates.engine import topology
 from smallplates.settings import Settings
-from tests.e2e.conftest import obedient, write_model
+from tests.e2e.conftest import obedient
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command
+from tests.fake.model import write_model
 from tests.servers import metric, value, wait_for
 
 NAMES = ("first", "second", "third")

@@ -29,10 +29,11 @@ from smallplates.models.tensors import Item, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle, EnginePlan
 from smallplates.tasks.image_classification import image_signatures
-from tests.e2e.conftest import CLASSES, obedient
+from tests.e2e.conftest import obedient
 from tests.e2e.services import local_engine, until
 from tests.fake import BACKEND
 from tests.fake.backend import LENGTHS, SEVERAL, Failure, colour, command_numbers, command_several
+from tests.fake.model import CLASSES
 
 pytestmark = pytest.mark.anyio
 

@@ -16,9 +16,9 @@ import pytest
 
 from smallplates.supervision.cluster import METRICS
 from tests import servers
-from tests.e2e.conftest import write_model
 from tests.e2e.services import check_one_sentence, ended, fake_service, predict, switch
 from tests.fake.backend import command
+from tests.fake.model import write_model
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow

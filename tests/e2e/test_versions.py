@@ -13,9 +13,9 @@ import requests
 from smallplates.client.tcp import TcpClient
 from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from tests import servers
-from tests.e2e.conftest import CLASSES, write_model
 from tests.e2e.services import WORKER, fake_service, predict, programs, switch
 from tests.fake.backend import command
+from tests.fake.model import CLASSES, write_model
 from tests.http_load import send_all
 from tests.servers import wait_for
 

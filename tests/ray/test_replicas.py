@@ -14,8 +14,8 @@ from ray.cluster_utils import Cluster
 from smallplates.ray import local
 from smallplates.ray.app import classifier
 from smallplates.ray.scaling import follow_load
-from tests.e2e.conftest import write_model
 from tests.fake.backend import command
+from tests.fake.model import write_model
 from tests.ray.conftest import CORES, Traffic, replicas, running, wait_for
 
 CLIENTS = 6

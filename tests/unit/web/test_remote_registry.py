@@ -19,7 +19,7 @@ from smallplates.supervision import messages
 from smallplates.supervision.registry import EngineHandle
 from smallplates.tasks.image_classification import image_signatures
 from smallplates.web.remote_registry import RemoteRegistry
-from tests.e2e.conftest import write_model
+from tests.fake.model import write_model
 from tests.reports import reported
 
 pytestmark = pytest.mark.anyio

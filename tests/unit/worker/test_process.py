@@ -14,7 +14,7 @@ from smallplates.supervision.worker_process import managed_pipe
 from smallplates.tasks.image_classification import image_signatures
 from smallplates.worker import queue
 from smallplates.worker.process import Worker
-from tests.e2e.conftest import CLASSES, write_model
+from tests.fake.model import CLASSES, write_model
 
 LAYOUT = SlotLayout(
     slots=2, web_processes=1, workers=3, max_batch=1, signatures=image_signatures((8, 8), CLASSES)
