@@ -1,4 +1,4 @@
-"""What the page shows of an answer: a sentence, bars, a marked text, a table."""
+"""Turns an answer into what the page shows: a sentence, bars, a marked text or a table."""
 
 import base64
 import json

@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Visit:
-    """What a browser's request has for the API: ids, and whether the browser has disconnected."""
+    """A browser's request: the ids to pass on to the API, and whether the browser has disconnected."""
 
     request_id: str
     traceparent: str | None = None

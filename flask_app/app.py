@@ -124,7 +124,7 @@ def refuse_cross_origin() -> None:
 def note_model(service: Service) -> None:
     """Keeps the name of the model that the address names; it is empty for the default model.
 
-    Raises NotFound where there is no such model, ApiError where nothing is known of any.
+    Raises NotFound if there is no such model, ApiError if the API has not told its models yet.
     """
     g.model = ""
     name = (request.view_args or {}).get("model") or request.args.get("model", "")

@@ -1,6 +1,6 @@
 """Words for visitors: an answer as a sentence, an error as what happened and what to do.
 
-What a page says depends on the model's view.
+The model's view decides which words a page uses.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class ErrorWords:
 
 @dataclass(frozen=True)
 class View:
-    """What a page looks like for a model, and what it says around the answers.
+    """A model's page: its form, its script, and the texts around the answers.
 
     Its form is in `templates/NAME.html`, and works with `static/NAME.js`.
     """

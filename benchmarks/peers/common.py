@@ -57,7 +57,7 @@ def precision_of_peer() -> str:
 
 
 class Peer(Protocol):
-    """What a server computes; an answer has `prediction` and `probability`."""
+    """A model behind a server; its answers have `prediction` and `probability`."""
 
     field: str  # of the request's JSON
 

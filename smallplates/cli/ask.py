@@ -21,7 +21,7 @@ from smallplates.client.results import Result
 from smallplates.client.tcp import TcpClient
 
 Request = tuple[str, Mapping[str, Any] | None]
-"""What the output calls a request, and its fields; without fields, it is the path of an image file."""
+"""A request's name in the output, and its fields; without fields, the name is an image file's path."""
 
 Line = tuple[str, bool]
 """A line of the output, and whether it has an answer."""

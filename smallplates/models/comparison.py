@@ -14,10 +14,10 @@ class Difference(NamedTuple):
     """How far an output is from the expected one."""
 
     worst: float
-    """Of any of its numbers."""
+    """Largest difference of a number."""
 
     mean: float
-    """Of its items, on average."""
+    """Mean of the items' differences."""
 
     has_same_best: bool = True
     """Whether the best class is the same everywhere; True for numbers without classes."""

@@ -182,7 +182,7 @@ def zeros(spec: Mapping[str, Any], is_batched: bool) -> Tensor:
 IMAGE_INPUT = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [-1, 1]}
 PHOTOS = Requests("food_classifier", {"image": ""}, ["image"], [IMAGE_INPUT])
 TEXTS = Requests("text", {"text": "a text"}, ["text"])
-"""Of servers that don't describe their model."""
+"""Requests for servers that don't describe their model."""
 
 
 def photos(path: Path) -> list[bytes]:

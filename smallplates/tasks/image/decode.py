@@ -206,9 +206,8 @@ class ImageDecoder:
         new_width, new_height = self._size_after_resize(width, height)
         crop = pipeline.center_crop
         if crop is None or crop > min(new_width, new_height) or pipeline.exact:
-            check_size(
-                new_width, new_height, self.max_pixels
-            )  # a long, narrow image may become too large
+            # a long, narrow image may become too large
+            check_size(new_width, new_height, self.max_pixels)
             pixels = self._resizer.resize(image, (new_width, new_height))
             if crop:
                 left, top = self._start(new_width, crop), self._start(new_height, crop)

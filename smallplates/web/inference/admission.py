@@ -16,8 +16,8 @@ from smallplates.web.metrics import ModelMetrics
 class Admission:
     """Holds a request's slots and its time limit, and counts it; a context manager.
 
-    It is no generator and has its own timer, because `asynccontextmanager` and `asyncio.timeout` would
-    cost 4 us for every request.
+    It is not a generator and has its own timer: `asynccontextmanager` and `asyncio.timeout` would cost
+    4 us per request.
     """
 
     def __init__(
