@@ -1,7 +1,7 @@
 """Client of the service's TCP port: frames of bytes, many requests at a time on one connection.
 
-The service describes the frames in `smallplates/web/api/tcp.py`. There are no retries here: an OSError
-means that the connection is of no more use.
+The service describes the frames in `smallplates/web/dialects/tcp.py`. There are no retries here: an
+OSError means that the connection is of no more use.
 """
 
 import json

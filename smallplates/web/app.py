@@ -21,14 +21,14 @@ from smallplates.plugins import plugins
 from smallplates.settings import Protocol, Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry, RegistryAccess
-from smallplates.web.api import native, tfserving, torchserve
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.api.tcp import TcpServer
-from smallplates.web.api.v2 import codec
-from smallplates.web.api.v2 import http as v2
+from smallplates.web.dialects import native, tfserving, torchserve
+from smallplates.web.dialects.tcp import TcpServer
+from smallplates.web.dialects.v2 import codec
+from smallplates.web.dialects.v2 import http as v2
 from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
@@ -151,7 +151,7 @@ def grpc_server(
     """Returns the gRPC server if a port is set; otherwise gRPC is not even imported."""
     if pipeline.service.settings.grpc_port is None:
         return nullcontext()
-    from smallplates.web.api.v2 import grpc
+    from smallplates.web.dialects.v2 import grpc
 
     return grpc.running(pipeline, catalog, tracer)
 

@@ -43,7 +43,7 @@ class Service:
 
     def answers(self) -> bool:
         """Whether an ordinary client gets its answer, on a connection of its own."""
-        from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+        from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 
         tensor = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1]}
         contents = {"bytes_contents": [command()]}

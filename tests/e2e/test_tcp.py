@@ -16,7 +16,7 @@ import requests
 
 from smallplates.client.tcp import TcpAnswer as Answer
 from smallplates.client.tcp import TcpClient
-from smallplates.web.api import tcp as frames
+from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
 from tests.e2e.services import check_one_sentence, ended

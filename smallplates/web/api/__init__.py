@@ -1,1 +1,1 @@
-"""The protocols; each parses requests, calls `inference` and formats the answers."""
+"""What the protocols share."""

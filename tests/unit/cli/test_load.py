@@ -21,7 +21,7 @@ from smallplates.cli.load.command import limit_per_second
 from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 
 ONCE = ("--concurrency=1", "--windows=1", "--window=0.05", "--warm-up=0")
 RULER: dict[str, Any] = {

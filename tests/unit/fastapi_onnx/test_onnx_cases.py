@@ -38,7 +38,7 @@ from smallplates.models.tensors import Array, Item, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.web.api.catalog import entries_of
-from smallplates.web.api.v2 import codec
+from smallplates.web.dialects.v2 import codec
 from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.worker.executor import BatchExecutor
 from tests import graphs

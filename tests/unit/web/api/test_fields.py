@@ -18,7 +18,7 @@ from smallplates.errors import (
 )
 from smallplates.tasks.base import JSON_BODY, Field, Task
 from smallplates.web.api.fields import codec_of, fields_from_body
-from smallplates.web.api.torchserve import FORM_FIELDS
+from smallplates.web.dialects.torchserve import FORM_FIELDS
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data; boundary=B"
 PNG = b"\x89PNG\r\n\x1a\n=&%41"

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallplates.errors import ServingError
-from smallplates.web.api import tfserving, torchserve
 from smallplates.web.api.catalog import CatalogEntry
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.v2 import codec, grpc_messages
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects import tfserving, torchserve
+from smallplates.web.dialects.v2 import codec, grpc_messages
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.http import body
 from tests.unit.web.api.entries import ENTRIES, MOST, tensors
 from tests.unit.web.api.test_fields import Images

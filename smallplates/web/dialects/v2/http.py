@@ -10,8 +10,8 @@ from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import BINARY, example_values
 from smallplates.web.api.pipeline import Pipeline, Target
-from smallplates.web.api.v2 import codec, metadata
-from smallplates.web.api.v2.repository import INDEX_SCHEMA, Repository, only_ready
+from smallplates.web.dialects.v2 import codec, metadata
+from smallplates.web.dialects.v2.repository import INDEX_SCHEMA, Repository, only_ready
 from smallplates.web.http.body import (
     LARGE,
     WORTH_IT,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from smallplates.client.tcp import MAX_ID, request_frame
 from smallplates.errors import InvalidImageError
 from smallplates.settings import Settings
-from smallplates.web.api import tcp
 from smallplates.web.api.pipeline import Pipeline
+from smallplates.web.dialects import tcp
 
 CLASSES = 3
 BODY = b"picture"

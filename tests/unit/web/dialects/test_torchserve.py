@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from smallplates.tasks.base import Classification
-from smallplates.web.api.torchserve import answer
+from smallplates.web.dialects.torchserve import answer
 
 
 def test_classes_of_one_label_keep_the_best_ones_probability_and_place() -> None:

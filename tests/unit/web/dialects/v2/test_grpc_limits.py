@@ -10,11 +10,11 @@ import pytest
 from smallplates.errors import InvalidRequestError, OverloadedError, SlowBodyError
 from smallplates.settings import Settings
 from smallplates.web.api.datatypes import DTYPES
-from smallplates.web.api.v2 import grpc_limits
-from smallplates.web.api.v2.grpc import Calls
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.api.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams, options
-from smallplates.web.api.v2.grpc_messages import decode, parse, typed_bytes
+from smallplates.web.dialects.v2 import grpc_limits
+from smallplates.web.dialects.v2.grpc import Calls
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams, options
+from smallplates.web.dialects.v2.grpc_messages import decode, parse, typed_bytes
 from smallplates.web.metrics import Metrics
 from tests.unit.web.api.entries import tensors
 

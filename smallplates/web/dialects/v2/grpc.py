@@ -18,11 +18,11 @@ from smallplates.logging import logger
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.pipeline import Pipeline, Target
-from smallplates.web.api.v2 import grpc_messages as messages
-from smallplates.web.api.v2 import metadata
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.api.v2.grpc_limits import CALLS, MessageReadLimiter, Streams, options
-from smallplates.web.api.v2.repository import Repository
+from smallplates.web.dialects.v2 import grpc_messages as messages
+from smallplates.web.dialects.v2 import metadata
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects.v2.grpc_limits import CALLS, MessageReadLimiter, Streams, options
+from smallplates.web.dialects.v2.repository import Repository
 from smallplates.web.http.body import Body
 from smallplates.web.http.request_context import (
     CLIENT_GONE,

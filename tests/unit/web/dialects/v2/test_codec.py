@@ -15,8 +15,8 @@ from smallplates.engine.statistics import Timings
 from smallplates.errors import InvalidRequestError, ServingError
 from smallplates.web.api.catalog import CatalogEntry
 from smallplates.web.api.columns import Output, call_of
-from smallplates.web.api.v2 import grpc_messages
-from smallplates.web.api.v2.codec import decode, encode
+from smallplates.web.dialects.v2 import grpc_messages
+from smallplates.web.dialects.v2.codec import decode, encode
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from tests.unit.web.api.entries import ARRAY, MOST, PHOTO
 

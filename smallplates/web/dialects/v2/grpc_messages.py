@@ -11,7 +11,7 @@ from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import ColumnCall, Data, columns_of, item_shape
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
-from smallplates.web.api.v2.codec import (
+from smallplates.web.dialects.v2.codec import (
     MAX_TENSORS,
     Parameters,
     binary_data,
@@ -19,8 +19,8 @@ from smallplates.web.api.v2.codec import (
     pack,
     without_nulls,
 )
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.api.v2.grpc_limits import check_fields
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects.v2.grpc_limits import check_fields
 from smallplates.web.inference.served_model import Answer
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request

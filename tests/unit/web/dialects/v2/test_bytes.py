@@ -16,11 +16,11 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import ImageClassification
 from smallplates.tasks.python.web import PythonRequests
-from smallplates.web.api import tfserving
 from smallplates.web.api.catalog import CatalogEntry, column_of_field
 from smallplates.web.api.columns import ColumnCall
-from smallplates.web.api.v2 import codec, grpc_messages
-from smallplates.web.api.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.dialects import tfserving
+from smallplates.web.dialects.v2 import codec, grpc_messages
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer
 from tests import pictures
 from tests.unit.web.api.entries import MOST, requests

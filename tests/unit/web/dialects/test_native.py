@@ -18,8 +18,8 @@ from smallplates.tasks.question_answering import QuestionAnswering
 from smallplates.tasks.text_classification import TextClassification
 from smallplates.web.api.documentation import describe_predict
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.native import decode
 from smallplates.web.api.pipeline import Call
+from smallplates.web.dialects.native import decode
 
 CLASSES = 5
 

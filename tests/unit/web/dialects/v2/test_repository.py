@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from smallplates.errors import InvalidRequestError
-from smallplates.web.api.v2.repository import version_to_load
+from smallplates.web.dialects.v2.repository import version_to_load
 
 TWO = {"version_policy": {"specific": {"versions": [2]}}}
 
