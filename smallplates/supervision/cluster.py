@@ -51,7 +51,7 @@ class Cluster:
         self._registry = Registry(settings, plan, models, topology.most_web_processes(settings))
         self._registry.on_first = self._on_first_engine
         self._web_processes: dict[int, WebProcess] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn = self._registry.spawn
         self._changes = 0
         """Number of changes that web processes have requested and that are not made yet."""
 
@@ -95,12 +95,6 @@ class Cluster:
                 await self._end()
                 await asyncio.gather(*keepers, return_exceptions=True)  # asyncio logs what nobody reads
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the event loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def _on_signal(self, number: int) -> None:
         """Shuts the service down; a SIGINT during this ends it at once."""
         if self._stopping:
@@ -123,7 +117,6 @@ class Cluster:
         self._stop(signal.SIGKILL)
         if self._next_ping:
             self._next_ping.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._registry.close()
 
     # -- web processes --
@@ -152,7 +145,7 @@ class Cluster:
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
             code = web_process.popen.wait()
-            web_process.end_changes()
+            web_process.calls.end(None)
             await joining
             await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
             self._on_death(web_process, code)
@@ -172,7 +165,7 @@ class Cluster:
                 work = self._registry.unload(message["model"])
                 self._spawn(self._change(web_process, message["id"], work))
             case "done":
-                web_process.on_done(message["id"], message["error"])
+                web_process.calls.on_done(message["id"], message["error"])
             case "released":
                 for engine in self._registry.engines:
                     if engine.key == message["key"]:
@@ -193,16 +186,11 @@ class Cluster:
         self, web_process: WebProcess, number: int, work: Coroutine[Any, Any, None]
     ) -> None:
         """Makes a change requested by a web process, and replies to it."""
-        error = None
         self._changes += 1
         self._watch()
-        try:
-            await work
-        except ConfigurationError as reason:
-            error = str(reason)
+        await messages.answer(web_process.sock, number, work)
         self._changes -= 1
         self._watch()
-        web_process.send("changed", id=number, error=error)
 
     async def _load(self, message: dict[str, Any]) -> None:
         """Puts a model into service. Raises ConfigurationError."""

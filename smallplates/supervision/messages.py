@@ -1,17 +1,19 @@
 """JSON messages between the parent and each of its web processes.
 
 To a web process: `prepare` (an engine with its descriptors), `serve`, `discard`, `withdraw` and `begin`
-(it knows all that is in service), each of which it answers with `done` when it has done so; `accept`
-(connections may be accepted from now on), `changed` (the reply to `load` or `unload`) and `ping` (which
-the event loop answers with `connections`). From a web process: `ready`, `load`, `unload`, `done`,
-`released` and `connections` (how many are open).
+(it knows all that is in service), `accept` (connections may be accepted from now on) and `ping` (which
+the event loop answers with `connections`). From a web process: `ready`, `load`, `unload`, `released` and
+`connections` (how many are open). The first five, `load` and `unload` are calls, which the other end
+answers with `done`; see `Calls`.
 """
 
+import asyncio
 import contextlib
+import itertools
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +21,7 @@ from pydantic import TypeAdapter
 
 from smallplates.engine.memory import EngineFds, SlotLayout, anonymous_file
 from smallplates.engine.report import REPORT
+from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.supervision.registry import EngineHandle
 
@@ -63,6 +66,48 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         with contextlib.closing(os.fdopen(file, "rb")):
             message = json.loads(os.pread(file, message["bytes"], 0))
     return message, fds
+
+
+class Calls:
+    """Calls of the process at the other end of a socket that it has not answered yet."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, asyncio.Future[str | None]] = {}
+        self._numbers = itertools.count()
+
+    async def make(self, sock: socket.socket, kind: str, **fields: Any) -> None:
+        """Returns when the call is done. Raises ConfigurationError if it failed there, and OSError."""
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            send(sock, kind, id=number, **fields)
+            error = await answer
+        finally:
+            del self._answers[number]
+        if error is not None:
+            raise ConfigurationError(error)
+
+    def on_done(self, number: int, error: str | None) -> None:
+        """Ends the call with this number; `error` says why it failed."""
+        answer = self._answers.get(number)  # none if its caller is gone
+        if answer is not None and not answer.done():
+            answer.set_result(error)
+
+    def end(self, error: str | None) -> None:
+        """Ends all calls."""
+        for number in list(self._answers):
+            self.on_done(number, error)
+
+
+async def answer(sock: socket.socket, number: int, work: Awaitable[None]) -> None:
+    """Does the work of a call, and says so; the answer is lost if the other process has died."""
+    error = None
+    try:
+        await work
+    except ConfigurationError as reason:
+        error = str(reason)
+    with contextlib.suppress(OSError):
+        send(sock, "done", id=number, error=error)
 
 
 def identity(model: Model) -> dict[str, str]:

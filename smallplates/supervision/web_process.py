@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.supervision import messages
 from smallplates.supervision.registry import EngineHandle
@@ -34,10 +31,7 @@ class WebProcess:
     unanswered: int = 0
     """Number of pings since its last reply."""
 
-    pending: dict[int, asyncio.Future[str | None]] = field(default_factory=dict)
-    """Changes that it has not made yet, by number: why it cannot, or None when it is done."""
-
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    calls: messages.Calls = field(default_factory=messages.Calls)
 
     @classmethod
     def start(
@@ -93,25 +87,13 @@ class WebProcess:
 
     async def _change(self, kind: str, **fields: Any) -> None:
         """Returns when the process has made a change, or has died. Raises ConfigurationError."""
-        number = next(self._numbers)
-        answer = self.pending[number] = asyncio.get_running_loop().create_future()
         try:
-            messages.send(self.sock, kind, id=number, **fields)
+            await self.calls.make(self.sock, kind, **fields)
         except BlockingIOError:  # it has stopped reading messages, and needs this one
             self.kill()
-        except OSError:  # it has died
-            self.on_done(number, None)
-        if (error := await answer) is not None:
-            raise ConfigurationError(error)
-
-    def on_done(self, number: int, error: str | None) -> None:
-        """Ends the change with this number."""
-        self.pending.pop(number).set_result(error)
-
-    def end_changes(self) -> None:
-        """Ends all changes, because the process has died."""
-        for number in list(self.pending):
-            self.on_done(number, None)
+            await asyncio.to_thread(self.popen.wait)
+        except OSError:
+            pass  # it has died
 
     def ping(self) -> None:
         """Checks that the event loop runs; kills the process after too many unanswered pings."""

@@ -1,7 +1,6 @@
 """A web process's end of the socket to the parent, in which the registry runs."""
 
 import asyncio
-import itertools
 import os
 import socket
 from collections.abc import Callable
@@ -30,11 +29,7 @@ class RemoteRegistry:
         self._joined: asyncio.Future[None] | None = None
         """Done when this process knows all that is in service."""
 
-        self._changes: dict[int, asyncio.Future[str | None]] = {}
-        """Requested changes by number: an error message, or None for success."""
-
-        self._numbers = itertools.count()
-
+        self._calls = messages.Calls()
         self._accept: Callable[[], None] = lambda: None
         self._open_connections: Callable[[], int] = lambda: 0
         self._is_watched = False
@@ -61,29 +56,17 @@ class RemoteRegistry:
 
     async def load(self, model: Model) -> None:
         """See `RegistryAccess`."""
-        await self._change("load", **messages.identity(model))
+        await self._calls.make(self._sock, "load", **messages.identity(model))
 
     async def unload(self, name: str) -> None:
         """See `RegistryAccess`."""
-        await self._change("unload", model=name)
-
-    async def _change(self, kind: str, **fields: Any) -> None:
-        number = next(self._numbers)
-        changed = self._changes[number] = asyncio.get_running_loop().create_future()
-        messages.send(self._sock, kind, id=number, **fields)
-        try:
-            error = await changed
-        finally:
-            del self._changes[number]
-        if error is not None:
-            raise ConfigurationError(error)
+        await self._calls.make(self._sock, "unload", model=name)
 
     def stop(self) -> None:
         """See `RegistryAccess`; the parent itself aborts its loading."""
         if self._joined is not None and not self._joined.done():
             self._joined.set_exception(ConfigurationError(ENDING))
-        for number in self._changes:
-            self._on_changed(number, ENDING)
+        self._calls.end(ENDING)
 
     async def close(self) -> None:
         """See `RegistryAccess`; the engines belong to the parent."""
@@ -103,8 +86,8 @@ class RemoteRegistry:
                 self._accept()
             case "ping":
                 self._send_connections()
-            case "changed":
-                self._on_changed(message["id"], message["error"])
+            case "done":
+                self._calls.on_done(message["id"], message["error"])
             case _:
                 self._messages.put_nowait(received)
 
@@ -113,21 +96,11 @@ class RemoteRegistry:
         self._is_watched = count > 0
         messages.send(self._sock, "connections", count=count)
 
-    def _on_changed(self, number: int, error: str | None) -> None:
-        changed = self._changes.get(number)  # none if its caller is gone
-        if changed is not None and not changed.done():
-            changed.set_result(error)
-
     async def _follow(self, member: Member) -> None:
         """Makes the registry's changes in this process, and says so."""
         while True:
             message, fds = await self._messages.get()
-            error = None
-            try:
-                await self._make(member, message, fds)
-            except ConfigurationError as problem:
-                error = str(problem)
-            messages.send(self._sock, "done", id=message["id"], error=error)
+            await messages.answer(self._sock, message["id"], self._make(member, message, fds))
 
     async def _make(self, member: Member, message: dict[str, Any], fds: list[int]) -> None:
         """Makes one change. Raises ConfigurationError."""

@@ -86,7 +86,7 @@ async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -
     """Asks for a version of the default model, and returns when the parent has answered."""
     message = {**messages.identity(version_of_food11("1")), "type": "load", "id": 5, "version": version}
     parent._on_message(web_process, message)
-    await asyncio.gather(*parent._tasks)
+    await asyncio.gather(*parent._registry._tasks)
 
 
 def refused(*_: object, **__: object) -> None:
@@ -101,7 +101,7 @@ async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_sta
     web_process, its_end = web_processes[0]
     await load(parent, web_process, "1")
     answer = json.loads(its_end.recv(messages.MAX_MESSAGE))
-    assert answer["type"] == "changed"
+    assert answer["type"] == "done"
     assert "not now" in answer["error"]
 
 
@@ -255,7 +255,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
     serving = asyncio.ensure_future(silent.prepare(Engine(0, engines[0]).handle(0)))
     await asyncio.sleep(0)
     assert silent.popen.wait(20) == -9
-    silent.end_changes()
+    silent.calls.end(None)
     await serving
 
 
@@ -272,12 +272,12 @@ async def test_a_change_ends_when_the_web_process_has_made_it_or_has_died(
         message = json.loads(await loop.sock_recv(end, messages.MAX_MESSAGE))
         assert (message["type"], message["version"], message["id"]) == ("prepare", "1", 0)
     parent._on_message(first, {"type": "done", "id": 0, "error": None})
-    second.end_changes()
+    second.calls.end(None)
     message = json.loads(await loop.sock_recv(its_end, messages.MAX_MESSAGE))
     assert (message["type"], message["key"]) == ("serve", 0)
     assert not starting.done()
     parent._on_message(first, {"type": "done", "id": 1, "error": None})
-    second.end_changes()
+    second.calls.end(None)
     await starting
 
 
@@ -288,12 +288,12 @@ async def test_who_asks_for_a_change_hears_when_it_is_made(
     await parent._registry.start()  # all web processes are being replaced
     await load(parent, asker, "2")
     assert engines[0].close.called
-    assert received(its_end) == ["changed"]
+    assert received(its_end) == ["done"]
     parent._on_message(asker, {"type": "unload", "id": 6, "model": "food11"})
     await asyncio.sleep(0)
     pings = [parent._next_ping]
-    await asyncio.gather(*parent._tasks)
-    assert received(its_end) == ["changed"]
+    await asyncio.gather(*parent._registry._tasks)
+    assert received(its_end) == ["done"]
     pings.append(parent._next_ping)
     assert [ping is not None for ping in pings] == [True, False]  # one that hangs must not hold it up
     assert parent._registry.reasons == {"food11": "unloaded"}

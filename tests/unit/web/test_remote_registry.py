@@ -209,8 +209,8 @@ async def test_a_change_ends_with_the_parents_answer_or_with_the_service(
             if answer is None:
                 registry.stop()
             else:
-                messages.send(parent, "changed", id=0, error="an earlier one")
-                messages.send(parent, "changed", id=number, **answer)
+                messages.send(parent, "done", id=0, error="an earlier one")
+                messages.send(parent, "done", id=number, **answer)
             if answer == {"error": None}:
                 await changing
             else:
