@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
+import tritonclient.grpc
 from onnx import TensorProto, numpy_helper
 from typer.testing import CliRunner
 
@@ -18,7 +19,10 @@ from flask_app.app import create_app
 from flask_app.settings import Settings as PageSettings
 from smallplates.cli import ask
 from smallplates.client import Client
+from smallplates.client.tcp import TcpClient
 from tests import exports, graphs, servers
+from tests.fake.token_count import ROW
+from tools import tables
 
 WORDS = exports.word_piece()
 TEXTS = ("warm", "the soup was wonderful and warm", "the bread on the table")
@@ -51,7 +55,13 @@ def export(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ports() -> tuple[int, int]:
+    """Those of gRPC and TCP."""
+    return servers.free_port(), servers.free_port()
+
+
+@pytest.fixture(scope="module")
+def url(ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("packages")
     install(folder)
     settings = {
@@ -60,6 +70,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "SERVING_LOG_LEVEL": "error",
         "SERVING_INSTANCES": "1",
         "SERVING_WEB_PROCESSES": "2",
+        "SERVING_GRPC_PORT": str(ports[0]),
+        "SERVING_TCP_PORT": str(ports[1]),
     }
     with servers.api("fastapi_onnx", settings) as url:
         yield url
@@ -105,6 +117,22 @@ def test_v2(url: str) -> None:
     assert answer["outputs"][0]["data"] == COUNTS
 
 
+@pytest.mark.usefixtures("url")
+def test_grpc(ports: tuple[int, int]) -> None:
+    column = tritonclient.grpc.InferInput("TEXT", [3, 1], "BYTES")
+    column.set_data_from_numpy(np.array([[text] for text in TEXTS], np.object_))
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports[0]}") as client:
+        answer = client.infer("counter", [column])
+    assert answer.as_numpy("TOKENS").ravel().tolist() == COUNTS
+
+
+@pytest.mark.usefixtures("url")
+def test_tcp(ports: tuple[int, int]) -> None:
+    with TcpClient("127.0.0.1", ports[1]) as client:
+        answer = client.predict(TEXTS[1].encode())
+    assert (answer.status, answer.content["tokens"]) == (200, COUNTS[1])
+
+
 def test_its_tensors(url: str) -> None:
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 5, 3]}
     mask = {**ids, "name": "attention_mask", "data": [1, 1, 1]}
@@ -139,3 +167,12 @@ def test_the_page_makes_a_form_of_it(url: str) -> None:
     assert answer["answer"] == {"tokens": COUNTS[1]}
     assert answer["page"]["sentence"] == f"Tokens: {COUNTS[1]}"
     assert "&#34;text&#34;" in answer["page"]["html"]  # the same request as code
+
+
+def test_the_tables_of_the_documents_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "KINDS", (*tables.KINDS, ROW))
+    assert "| [`token-count`](#token-count) | `text` |" in tables.needs_table()
+    assert "| `token-count` | `fastapi_onnx` | int8, bf16, fp32 | fp32 |" in tables.supported_table()
+    head, _, native, *_ = tables.protocols_table().splitlines()
+    assert "`token-count`" in head
+    assert native.endswith("| requests | no | requests | requests |")
