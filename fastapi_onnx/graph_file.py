@@ -6,6 +6,8 @@ import onnx
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
+from smallplates.models.folder import Model
+
 
 def read(path: Path) -> ModelProto:
     """Reads a graph with all its weights.
@@ -28,6 +30,32 @@ def data_files(path: Path) -> set[Path]:
     """Returns the files that hold a graph's weights; mostly there are none."""
     graph = onnx.load(path, load_external_data=False)
     return {path.with_name(place.location) for _, place in outside(graph)}
+
+
+def check_data(model: Model, path: Path) -> None:
+    """Checks the digests of the files that hold a graph's weights, as far as model.json lists them.
+
+    Raises ConfigurationError, and what `onnx.load` raises.
+    """
+    listed = {model.folder / name: name for name in model.description.files}
+    for data in data_files(path) if listed else ():
+        if data in listed:
+            model.check_file(listed[data])
+
+
+def tensors_outside(path: Path) -> list[TensorProto]:
+    """Returns the weights that lie in files of the graph's folder, without their numbers."""
+    return [tensor for tensor, _ in outside(onnx.load(path, load_external_data=False))]
+
+
+def size(path: Path) -> int:
+    """Returns the bytes of a graph, and of its weights in other files, which may hold more."""
+    graph = onnx.load(path, load_external_data=False)
+    lengths = [
+        path.with_name(place.location).stat().st_size if place.length is None else place.length
+        for _, place in outside(graph)
+    ]
+    return path.stat().st_size + sum(lengths)
 
 
 def outside(graph: ModelProto) -> list[tuple[TensorProto, ExternalDataInfo]]:

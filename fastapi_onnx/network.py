@@ -103,7 +103,9 @@ class Network:
         reason = precision_check.FORCED.format(settings.precision)
         if settings.precision == "auto":
             reason = "a graph that is called with tensors keeps its file's precision"
-        session = OnnxRuntimeSession(device.open_file(model.file(FP32)), provider)
+        path = model.file(FP32)
+        graph_file.check_data(model, path)
+        session = OnnxRuntimeSession(device.open_file(path), provider)
         return cls(model, session, Choice(ONNX_RUNTIME, "fp32", reason, []))
 
     def info(self, device: str, fallback: str | None) -> BackendInfo:
@@ -290,6 +292,7 @@ def open_session(
         return content
 
     try:
+        graph_file.check_data(model, path)
         if runtime == OPENVINO:
             return OpenVinoSession(graph, precision, settings, scratch)
         return OnnxRuntimeSession.on_cpu(graph, settings, scratch)

@@ -6,7 +6,6 @@ rounded while they are computed. That needs no calibration: sentences are for th
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -17,10 +16,10 @@ from tqdm import tqdm
 from fastapi_onnx import graph_file
 from fastapi_onnx.network import Network, open_session, signature_of
 from smallplates.errors import ConfigurationError, RequestError
-from smallplates.export.float16_weights import restore_float32_weights, store_weights_as_float16
 from smallplates.export.int8 import Options
 from smallplates.export.int8_onnx import in_one_line, silent_logging
 from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes
+from smallplates.export.stored_weights import restore_float32_weights, store_weights
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.scores import ACTIVATIONS
@@ -54,28 +53,32 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
     """
     source = model.file(FP32)
     sentences = read(options.validate or options.calibrate, model, options.most_photos)
-    with TemporaryDirectory(prefix=".int8-", dir=source.parent) as folder:
-        made = options.file or Path(folder, INT8)
+    partial = source.with_name(f".{INT8}")  # beside the files that hold weights of both graphs
+    try:
         if options.file is None:
-            quantise(source, made)
+            quantise(source, partial)
+        made = options.file or partial
         verdict = judged(model, made, sentences, METHOD if options.file is None else "")
-        kept = source.with_name(INT8)
-        if options.file is None:
-            made.replace(kept)
-        else:
-            kept.write_bytes(made.read_bytes())
+        if options.file is not None:
+            partial.write_bytes(options.file.read_bytes())
+        partial.replace(source.with_name(INT8))
+    finally:
+        partial.unlink(missing_ok=True)
     return {INT8: verdict}
 
 
 def quantise(source: Path, out: Path) -> None:
-    """Writes the graph with its matrix products in int8. Raises ConfigurationError."""
+    """Writes the graph with its matrix products in int8; other weights are stored as they are.
+
+    Raises ConfigurationError.
+    """
     try:
         graph = graph_file.read(source)
-        is_half = restore_float32_weights(graph)
+        stored = restore_float32_weights(graph, graph_file.tensors_outside(source))
         with silent_logging():
             quantize_dynamic(graph, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
-        if is_half:
-            onnx.save(store_weights_as_float16(onnx.load(out)), out)
+        if stored:
+            onnx.save(store_weights(onnx.load(out), stored), out)
     except Exception as error:  # the library raises every type
         raise ConfigurationError(
             f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"

@@ -108,9 +108,9 @@ class Judge:
 
 
 def megabytes(path: Path) -> float:
-    """Returns the size of a file with weights, and of its data files."""
-    parts = [path, *graph_file.data_files(path)] if path.suffix == ".onnx" else [path]
-    return round(sum(part.stat().st_size for part in parts) / 1e6, 1)
+    """Returns the size of a file with weights, and of its weights in other files."""
+    size = graph_file.size(path) if path.suffix == ".onnx" else path.stat().st_size
+    return round(size / 1e6, 1)
 
 
 def comparison(

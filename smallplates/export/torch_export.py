@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fastapi_pt.network import Network, build, fill
 from smallplates.errors import ConfigurationError
-from smallplates.export.float16_weights import store_weights_as_float16
 from smallplates.export.state_dict import read_weights
+from smallplates.export.stored_weights import store_weights_as_float16
 from smallplates.models.description import ImagePipeline, ModelDescription
 
 

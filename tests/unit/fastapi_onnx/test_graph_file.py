@@ -1,5 +1,6 @@
 """ONNX graphs with their weights in files beside them, also links to them, as in the Hub's cache."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx import graph_file
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
 
 WEIGHTS = {
     "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -72,6 +76,9 @@ def test_weights_in_a_file_beside_the_graph(split: Path, tmp_path: Path, linked:
     for name, values in WEIGHTS.items():
         np.testing.assert_array_equal(tensors[name], values, strict=True)
     assert graph_file.data_files(path) == {path.with_name("weights.data")}
+    assert [tensor.name for tensor in graph_file.tensors_outside(path)] == list(WEIGHTS)
+    weights = sum(values.nbytes for values in WEIGHTS.values())
+    assert graph_file.size(path) == path.stat().st_size + weights
 
 
 def test_a_graph_with_its_weights_inside(tmp_path: Path) -> None:
@@ -79,6 +86,18 @@ def test_a_graph_with_its_weights_inside(tmp_path: Path) -> None:
     onnx.save(graph(), path)
     assert graph_file.read(path) == graph()
     assert graph_file.data_files(path) == set()
+    assert graph_file.size(path) == path.stat().st_size
+
+
+def test_weights_in_another_file_are_compared_with_their_digest(split: Path) -> None:
+    weights = split.with_name("weights.data")
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    description = ModelDescription(name="m", version="1", task="tensor", files={weights.name: digest})
+    graph_file.check_data(Model(split.parent, description), split)
+    weights.write_bytes(bytes(weights.stat().st_size))
+    graph_file.check_data(Model(split.parent, description.model_copy(update={"files": {}})), split)
+    with pytest.raises(ConfigurationError, match=r"weights\.data does not match its SHA-256"):
+        graph_file.check_data(Model(split.parent, description), split)
 
 
 @pytest.mark.parametrize("location", ["../weights.data", "/etc/passwd", "..", "", "missing"])
