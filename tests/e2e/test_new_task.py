@@ -20,6 +20,7 @@ from flask_app.settings import Settings as PageSettings
 from smallplates.cli import ask
 from smallplates.client import Client
 from smallplates.client.tcp import TcpClient
+from smallplates.models.task_kinds import KINDS
 from tests import exports, graphs, servers
 from tests.fake.token_count import ROW
 from tools import tables
@@ -170,7 +171,7 @@ def test_the_page_makes_a_form_of_it(url: str) -> None:
 
 
 def test_the_tables_of_the_documents_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "KINDS", (*tables.KINDS, ROW))
+    monkeypatch.setattr(tables, "KINDS", (*KINDS, ROW))
     assert "| [`token-count`](#token-count) | `text` |" in tables.needs_table()
     assert "| `token-count` | `fastapi_onnx` | int8, bf16, fp32 | fp32 |" in tables.supported_table()
     head, _, native, *_ = tables.protocols_table().splitlines()
