@@ -21,6 +21,9 @@ from flask_app.settings import Settings
 
 logger = logging.getLogger("flask_app")
 
+FORMAT = "%(asctime)s page       %(levelname)s%(message)s"
+"""As the service's lines on a terminal: time, who says it, text."""
+
 NOT_OURS = re.compile(
     r"UI_MEMORY=.*"
     r"|UI_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|\w+=(tcp|udp|sctp)://.*",
@@ -31,7 +34,9 @@ NOT_OURS = re.compile(
 
 def main() -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit status: 2 when a setting is wrong, else 0."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    for level, prefix in (("INFO", ""), ("WARNING", "warning: "), ("ERROR", "error: ")):
+        logging.addLevelName(getattr(logging, level), prefix)
+    logging.basicConfig(level=logging.INFO, format=FORMAT, datefmt="%H:%M:%S")
     for name in ("waitress", "httpx"):  # a line a request would hold up the page where nobody reads it
         logging.getLogger(name).setLevel(logging.WARNING)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import structlog
 
+from smallplates import log_text
 from smallplates.settings import Settings, unknown_variables
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -81,20 +82,15 @@ def configure_logging(settings: Settings, **fields: str) -> None:
     processors: list[structlog.typing.Processor] = [
         *([lambda _logger, _method, event: {**fields, **event}] if fields else []),
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
         processors += [
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(serializer=orjson.dumps),
         ]
     else:
-        plain = structlog.dev.plain_traceback  # without local variables, which may contain keys
-        processors += [
-            escape_values,
-            structlog.dev.ConsoleRenderer(colors=os.isatty(STDERR), exception_formatter=plain),
-            encode,
-        ]
+        processors += log_text.processors(STDERR)
     sink: Any = Sink()  # has all the methods of a file that the logger needs
     structlog.configure(
         processors=processors,
@@ -105,20 +101,3 @@ def configure_logging(settings: Settings, **fields: str) -> None:
     logging.getLogger("uvicorn.access").disabled = True
     if not any(isinstance(handler, StructlogHandler) for handler in logging.getLogger().handlers):
         logging.getLogger().addHandler(StructlogHandler())
-
-
-def escape_values(_logger: object, _method: str, event: Any) -> Any:  # Any: as in structlog
-    """Escapes control characters in all values, since a client's path may contain terminal commands."""
-    return {key: escape(value) if isinstance(value, str) else value for key, value in event.items()}
-
-
-def escape(text: str) -> str:
-    """Replaces control characters by escape sequences such as `\\x1b`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def encode(_logger: object, _method: str, line: Any) -> bytes:  # Any: as in structlog
-    """Encodes a line as UTF-8; last processor of the console format."""
-    return str(line).encode("utf-8", "backslashreplace")

@@ -16,10 +16,15 @@ from types import FrameType
 from typing import Any
 
 from flask_app.settings import Settings as PageSettings
+from smallplates import __version__
 from smallplates.settings import Settings
-from smallplates.system import python
+from smallplates.system import cpus, python
 from smallplates.system.pdeathsig import set_pdeathsig
 
+NOT_TOLD = {"model_dir", "models", "host", "port", "log_format"}
+"""Settings that other lines tell, or that differ from their default under this command."""
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 ENDING_S = 5
 """Time in which the service may end, beyond what its settings leave for accepted requests."""
 
@@ -32,6 +37,7 @@ def run(
     Both read the environment; `settings`, `page` and `models`, the models' names, tell what is in it.
     Returns the exit code: 0 after a signal.
     """
+    print(banner(settings, models, service[-1]), flush=True)  # noqa: T201
     processes: list[subprocess.Popen[bytes]] = []
     stop = Stop(processes)
     if "MAKELEVEL" in os.environ:  # a killed make must not leave this process behind
@@ -53,6 +59,26 @@ def run(
             process.terminate()
         for process in processes:
             process.wait()
+
+
+def banner(settings: Settings, models: Sequence[str], package: str) -> str:
+    """Returns what is served, how, and for whom."""
+    cores = cpus.usable()
+    lines = [
+        f"smallplates {__version__}: {', '.join(models)}; {package} on {cores} core{'s'[: cores > 1]}"
+    ]
+    fields = Settings.model_fields.items()
+    changed = [
+        f"{name}={getattr(settings, name)}"
+        for name, field in fields
+        if name not in NOT_TOLD
+        and getattr(settings, name) != field.get_default(call_default_factory=True, validated_data={})
+    ]
+    if changed:
+        lines.append(f"settings: {', '.join(changed)}")
+    if settings.api_key is None and settings.host in LOOPBACK:
+        lines.append("no API key: only programs on this machine can use the models")
+    return "\n".join(lines)
 
 
 class Stop:
@@ -92,12 +118,14 @@ class Progress:
         self._api = f"http://{reachable(settings.host)}:{settings.port}"
         self._page = f"http://{reachable(page.host)}:{page.port}" if page else None
         self._loading = list(models)
+        self._is_logged = settings.log_format == "console" and settings.log_level in ("debug", "info")
         self._count = len(models)
         self._start = time.monotonic()
         self._is_told = False
         """Whether the addresses have been printed."""
 
-        print(f"loading {', '.join(models)}", flush=True)  # noqa: T201
+        if not self._is_logged:
+            print(f"loading {', '.join(models)}", flush=True)  # noqa: T201
 
     @property
     def is_complete(self) -> bool:
@@ -113,7 +141,8 @@ class Progress:
             self._loading.remove(name)
             place = f"{self._count - len(self._loading)} of {self._count}"
             seconds = time.monotonic() - self._start
-            print(f"{name} is {states[name]} ({place}, {seconds:.0f} s)", flush=True)  # noqa: T201
+            if not self._is_logged:
+                print(f"{name} is {states[name]} ({place}, {seconds:.0f} s)", flush=True)  # noqa: T201
         if states and not self._is_told and (not self._page or get(f"{self._page}/healthz")):
             self._is_told = True
             page = f"  page  {self._page}\n" if self._page else ""

@@ -41,6 +41,9 @@ class WorkerReport(Profile):
     schemas: dict[str, Any] = field(default_factory=dict)
     """JSON schemas and example that the model itself declares; see `DeclaredBackend`."""
 
+    load_s: float = 0.0
+    """Seconds from the start of the engine until its workers were ready."""
+
     web_processes: int = 1
     """Web processes that use the engine."""
 

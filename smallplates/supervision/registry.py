@@ -7,6 +7,7 @@ its predecessor is closed when no web process uses it any more.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from smallplates.engine.memory import EngineFds, ServiceCounts
 from smallplates.engine.report import WorkerReport
 from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
@@ -229,6 +231,8 @@ class Registry:
 
     def stop(self) -> None:
         """See `RegistryAccess`."""
+        if self.engines and not self._stopped:
+            logger().info("shutting down", inputs=sum(self.counts.in_flight))
         self._stopped = True
         for supervisor in self._starting:
             supervisor.abort_start()
@@ -239,6 +243,8 @@ class Registry:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines:
             await asyncio.to_thread(engine.supervisor.close)
+        if self.engines:
+            logger().info("ended")
 
     # web processes
 
@@ -359,11 +365,13 @@ class Registry:
         try:
             if self._stopped:
                 supervisor.abort_start()
+            started = time.monotonic()
             await asyncio.to_thread(supervisor.start)
         finally:
             self._starting.remove(supervisor)
         if not self._started:
             self.on_first(supervisor)
+        supervisor.report.load_s = round(time.monotonic() - started, 3)
         supervisor.report.web_processes = self.web_processes
         supervisor.report.web_processes_reason = self.web_processes_reason
         return supervisor

@@ -301,6 +301,7 @@ class Supervisor:
             "an inference worker died",
             worker=process.index,
             exit_code=code,
+            reason=describe_exit(code),
             restart_in_s=round(process.start_at - now, 1),
         )
         self._suspects.empty_inbox(process.index, killed, process.is_killed_as_hung)

@@ -73,7 +73,7 @@ class Worker:
             cap = declared.batch_cap
         sizes = batch_sizes.sizes(settings, info.device, cap)
         if is_measured:
-            logger().info("warming up", folder=self._args.model_dir, batch_sizes=sizes)
+            logger().debug("warming up", folder=self._args.model_dir, batch_sizes=sizes)
         if on_gpu:
             sizes.reverse()  # the largest batch allocates the memory that the smaller ones reuse
             executor.device = ThreadPoolExecutor(1, "device")

@@ -28,9 +28,10 @@ QUIET_PATHS = {
     "/v2/health/ready",
     "/ping",
     "/metrics",
+    "/model",
     HEALTH_PATH,
 }
-"""Paths of probes, which are logged at level debug and not traced."""
+"""Paths of probes and of the page's own checks, which are logged at level debug and not traced."""
 
 LINES_A_SECOND = 20
 VALID_ID = re.compile(r"[!-~]{1,128}")
@@ -90,11 +91,11 @@ class Refusals:
         if not self.in_this_second:
             asyncio.get_running_loop().call_later(self.second_s, self._log_summary)
         self.in_this_second += 1
-        return "info" if self.in_this_second <= LINES_A_SECOND else "debug"
+        return "warning" if self.in_this_second <= LINES_A_SECOND else "debug"
 
     def _log_summary(self) -> None:
         if (rest := self.in_this_second - LINES_A_SECOND) > 0:
-            logger().info("more requests were refused", requests=rest)
+            logger().warning("more requests were refused", requests=rest)
         self.in_this_second = 0
 
 

@@ -114,7 +114,7 @@ class InferenceService:
         self.metrics.engines.follow(name, new.client.memory, new.web_processes)
         info = report.info
         if info.fallback:
-            tell = logger().warning if topology.gpu_is_possible() else logger().info
+            tell = logger().warning if topology.gpu_is_possible() else logger().debug
             tell("no CUDA, the CPU is used", reason=info.fallback)
         logger().info(
             "model ready",
@@ -124,10 +124,11 @@ class InferenceService:
             precision=info.precision,
             precision_reason=info.precision_reason,
             backend=info.backend,
-            trials=[asdict(trial) for trial in info.trials],
+            others={f"{t.runtime} {t.precision}": t.ms for t in info.trials if t.ms and not t.chosen},
             instances=new.workers,
             **REPORT.dump_python(report, mode="json", exclude={"info", "schemas"}),
         )
+        logger().debug("trials", model=name, trials=[asdict(trial) for trial in info.trials])
         self._retire(old)
 
     async def withdraw(self, name: str, reason: str) -> None:
@@ -138,7 +139,7 @@ class InferenceService:
         old = models.pop(name, None)
         self.models = models
         if unloaded := reason == UNLOADED:
-            logger().warning("model unloaded", model=name)
+            logger().info("model unloaded", model=name)
         else:
             logger().error("a model cannot be served", model=name, reason=reason)
         self.metrics.engines.withdraw(name, failed=not unloaded)
@@ -171,7 +172,7 @@ class InferenceService:
             self.check_accepting()
             what = f"version {version}" if version else name
             raise InvalidRequestError(f"{what} cannot be served: {error}") from error
-        logger().warning("version loaded", model=name, version=version)
+        logger().info("version loaded", model=name, version=version)
         return version
 
     async def unload(self, name: str) -> None:

@@ -263,8 +263,11 @@ def test_the_limit_is_the_best_rate_in_the_same_precision(tmp_path: Path) -> Non
 @pytest.mark.parametrize("count", [1, 9])
 def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
     bodies = [f"body {index}".encode() for index in range(count)]
-    with server({"/": {}}) as (url, received):
-        assert wrk.run(f"{url}/", bodies, 1, 1).failed == 0
-    contents = [content for _, content in received]
+    for seconds in (1, 20):  # the second for a machine that hardly runs this program
+        with server({"/": {}}) as (url, received):
+            assert wrk.run(f"{url}/", bodies, 1, seconds).failed == 0
+        contents = [content for _, content in received]
+        if len(contents) >= 2 * count:
+            break
     assert set(contents) == set(bodies)
     assert contents[count : 2 * count] == contents[:count]
