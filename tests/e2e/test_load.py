@@ -60,7 +60,7 @@ def test_overload_is_refused_at_the_door_and_leaves_nothing(fake_settings: dict[
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_thirty_thousand_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
+def test_thousands_of_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings) as (url, server):
         processes = [server, *programs(server, WORKER)]
 
@@ -77,12 +77,12 @@ def test_thirty_thousand_requests_leave_nothing_behind(fake_settings: dict[str, 
                     raw_request(url, command()).close()
                 yield index, bad if index % 50 == 0 else good
 
-        send_all(url, mixed(5_000), senders=8)
+        send_all(url, mixed(4_000), senders=8)
         gc.collect()
         wait_for(lambda: len(server.net_connections("tcp")) == 1)
         before, bytes_before = resources(), memory()
-        answers = send_all(url, mixed(25_000), senders=8)
-        assert Counter(a.status for a in answers) == {200: 24_500, 400: 500}
+        answers = send_all(url, mixed(10_000), senders=8)
+        assert Counter(a.status for a in answers) == {200: 9_800, 400: 200}
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
         wait_for(lambda: len(server.net_connections("tcp")) == 1)
         wait_for(lambda: all(now <= then for now, then in zip(resources(), before, strict=True)))
