@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork, in_half
+from fastapi_pt.huggingface import signature_of, token_network
 from fastapi_pt.network import CHANNELS_LAST, Normalise, served_network
-from fastapi_pt.tokens import TokenNetwork, signature_of, token_network
+from fastapi_pt.tokens import TokenNetwork
 from smallplates.engine.backend import BackendInfo, Trial
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model

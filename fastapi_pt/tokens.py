@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastapi_pt import huggingface, text_cnn
 from fastapi_pt.cpu import Inputs, optimise, use_threads
 from fastapi_pt.cuda import in_half
-from fastapi_pt.huggingface import ByName
+from fastapi_pt.huggingface import ByName, token_network
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature
@@ -85,20 +84,6 @@ class TokenNetwork:
             tensors = [torch.from_numpy(arrays[name]).to(self._device) for name in self._inputs]
             by_name = dict(zip(self._outputs, self._compute(*tensors), strict=True))
             return [by_name[spec.name].float().cpu().numpy() for spec in signature.outputs]
-
-
-def token_network(model: Model) -> ByName:
-    """Reads the network, to be called as `signature_of` says. Raises ConfigurationError."""
-    if text_cnn.is_described(model):
-        return text_cnn.token_network(model)
-    return huggingface.token_network(model)
-
-
-def signature_of(model: Model) -> Signature:
-    """Returns how the network is called, without its weights. Raises ConfigurationError."""
-    if text_cnn.is_described(model):
-        return text_cnn.signature_of(model)
-    return huggingface.signature_of(model)
 
 
 def bounds(network: ByName) -> dict[str, int]:

@@ -68,13 +68,15 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
         raise ConfigurationError(
             f"the network does not accept images of {size} pixels: {error}"
         ) from error
-    write_graph(network, {"input": example}, ["N"], "output", path)
+    graph = store_weights_as_float16(graph_of(network, {"input": example}, ["N"], "output"))
+    onnx.checker.check_model(graph, full_check=True)
+    path.write_bytes(graph.SerializeToString())
 
 
-def write_graph(
-    network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, path: Path
-) -> None:
-    """Writes an ONNX file with weights in float16; `axes` are the names of the first, dynamic axes."""
+def graph_of(
+    network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, opset: int = 18
+) -> onnx.ModelProto:
+    """Returns the ONNX graph; `axes` are the names of the first, dynamic axes of all inputs."""
     dynamic = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*axis name")  # that two inputs share an axis
@@ -85,15 +87,14 @@ def write_graph(
             input_names=list(examples),
             output_names=[output],
             dynamic_shapes=(dynamic,) * len(examples),
-            opset_version=18,
+            opset_version=opset,
             verbose=False,
         )
     assert program is not None  # noqa: S101 dynamo=True returns one
-    graph = store_weights_as_float16(program.model_proto)
+    graph = program.model_proto
     for node in graph.graph.node:
         del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
-    onnx.checker.check_model(graph, full_check=True)
-    path.write_bytes(graph.SerializeToString())
+    return graph
 
 
 def scale_logits(body: nn.Module, factor: float) -> None:

@@ -203,7 +203,7 @@ class ModelDescription(BaseModel):
     field has its own name in capital letters."""
 
     architecture: str | None = None
-    """Network for the PyTorch backend: a name in `torchvision.models`, or `text_cnn` for texts."""
+    """Network for the PyTorch backend: a name in `torchvision.models`."""
 
     body_size: Side | None = None
     """Side in pixels to which the PyTorch network reduces its input; null: no reduction."""

@@ -26,12 +26,12 @@ BODIES = [
 """One text, as clients send it: path, body, content type."""
 
 ANSWERS = {
-    "An absolute masterpiece": ("positive", 0.9849),
-    "I LOVE this movie!!! \N{SMILING FACE WITH HEART-SHAPED EYES}": ("positive", 0.9920),
-    "soooo good!!": ("positive", 0.8093),
-    "this was the worst film ever...": ("negative", 0.9884),
-    "waste of time \N{THUMBS DOWN SIGN}": ("negative", 0.9959),
-    "The food was cold and nobody said sorry": ("negative", 0.9823),
+    "An absolute masterpiece": ("positive", 0.9775),
+    "I LOVE this movie!!! \N{SMILING FACE WITH HEART-SHAPED EYES}": ("positive", 0.9766),
+    "soooo good!!": ("positive", 0.9772),
+    "this was the worst film ever...": ("negative", 0.9756),
+    "waste of time \N{THUMBS DOWN SIGN}": ("negative", 0.9794),
+    "The food was cold and nobody said sorry": ("negative", 0.9680),
 }
 
 

@@ -1,56 +1,125 @@
 """`training/sentiment.py`: texts as people type them, and a folder that both backends serve alike."""
 
+import json
 import random
+import string
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from transformers import BertConfig, BertModel, DistilBertForSequenceClassification
 from typer.testing import CliRunner
 
+from fastapi_onnx import graph_file
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
-from fastapi_pt.text_cnn import LOGITS, TextCnn
 from smallplates.cli import export
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
-from training import evaluate, loop, sentiment
+from training import evaluate, float8, loop, sentiment
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 
 APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
 GOOD = ["a lovely film , and it 's funny", "I do n't regret it , great fun", "lovely , lovely , great"]
 BAD = ["a dull film , and it 's slow", "I wo n't see it again , awful", "dull , dull , awful"]
 TEXTS = GOOD * 20 + BAD * 20
 LABELS = torch.tensor([1] * 60 + [0] * 60)
+WORDS = ["a", "lovely", "film", "and", "it", "s", "funny", "i", "don", "t", "regret", "great", "fun"]
+WORDS += ["dull", "slow", "won", "see", "again", "awful", "happy", "sad", "кино", "[unused0]"]
+MARKS = ["'", ",", ".", "!"]
+LETTERS = [start + letter for letter in string.ascii_lowercase for start in ("", "##")]
+VOCABULARY = [*sentiment.SPECIAL, *LETTERS, *MARKS, *(word for word in WORDS if len(word) > 1)]
+
+
+def bert_tokenizer() -> dict[str, Any]:
+    """The file of a BERT's tokeniser, of few words."""
+    special = {
+        token: {"id": token, "ids": [VOCABULARY.index(token)], "tokens": [token]}
+        for token in ("[CLS]", "[SEP]")
+    }
+    return {
+        "version": "1.0",
+        "truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
+        "padding": None,
+        "added_tokens": [
+            {
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+                **{"id": VOCABULARY.index(token), "content": token, "special": True},
+            }
+            for token in sentiment.SPECIAL
+        ],
+        "normalizer": {
+            **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+            **{"strip_accents": None, "lowercase": True},
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [
+                {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
+            ],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": special,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            **{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"},
+            "max_input_chars_per_word": 100,
+            "vocab": {piece: number for number, piece in enumerate(VOCABULARY)},
+        },
+    }
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Of the few words of this test."""
-    return sentiment.tokenizer_of(TEXTS)
+    return sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[0]
 
 
 @pytest.fixture(scope="module")
-def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bert() -> BertModel:
+    """An untrained network of the vocabulary."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=96,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=300,
+    )
+    return BertModel(config).eval()
+
+
+def distilled(bert: BertModel) -> DistilBertForSequenceClassification:
+    """The network that the training starts with."""
+    rows = sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[1]
+    return sentiment.network_of(bert.state_dict(), rows, bert.config.to_dict())
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Tokenizer, bert: BertModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder, of a network that knows these words."""
     made = tmp_path_factory.mktemp("models")
-    network = sentiment.network_of(tokenizer, dimensions=32, seed=1)
+    network = distilled(bert)
     phrases = sentiment.Phrases(tokenizer, TEXTS, LABELS)
-    plan = loop.Plan(epochs=6, batch_size=12, peak=3e-3, decay_epochs=2, ema_decay=0.9)
-    weights = loop.fit(
-        network,
-        len(TEXTS),
-        plan,
-        made / "run",
-        phrases.loss,
-        lambda _: {},
-    )
-    sentiment.export_to(made / "sentiment", tokenizer, weights, temperature=1.5)
+    plan = loop.Plan(epochs=6, batch_size=12, peak=1e-3, decay_epochs=2, ema_decay=0.9)
+    weights = loop.fit(network, len(TEXTS), plan, made / "run", phrases.loss, lambda _: {})
+    network.load_state_dict(load_file(weights))
+    sentiment.export_to(made / "sentiment", tokenizer, network.eval(), phrases)
     return made / "sentiment"
 
 
@@ -64,7 +133,6 @@ def backends(folder: Path) -> dict[str, Any]:
     return functions
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_both_backends_answer_alike_and_rightly(folder: Path) -> None:
     onnx, pt = backends(folder).values()
     for text, label in (
@@ -76,90 +144,90 @@ def test_both_backends_answer_alike_and_rightly(folder: Path) -> None:
         assert label is None or onnx(text).argmax() == label
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_padding_changes_nothing(folder: Path) -> None:
-    network = TextCnn.of(load_file(folder / "1" / "model.safetensors"))
-    ids = torch.tensor([[5, 9, 7, 0, 0, 0], [8, 6, 9, 7, 5, 3]])
-    with torch.inference_mode():
-        both = network(ids, torch.tensor([[1, 1, 1, 0, 0, 0], [1] * 6]))[LOGITS]
-        alone = network(ids[:1, :3], torch.ones(1, 3, dtype=torch.int64))[LOGITS]
-    torch.testing.assert_close(both[:1], alone)
+def test_large_weights_are_stored_once_and_in_8_bits(folder: Path) -> None:
+    weights = folder / "1" / "model.safetensors"
+    large = {name for name, tensor in load_file(weights).items() if tensor.numel() >= float8.LARGE}
+    referred = graph_file.tensors_outside(weights.with_name("model.onnx"))
+    assert {tensor.name.removesuffix(".float8") for tensor in referred} == large != set()
+    assert {tensor.data_type for tensor in referred} == {TensorProto.FLOAT8E4M3FN}
+    assert graph_file.data_files(weights.with_name("model.onnx")) == {weights}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_int8_files_and_verdict_are_kept_in_model_json(folder: Path, tmp_path: Path) -> None:
     sentences = tmp_path / "dev.tsv"
     lines = [f"{text}\t{label}" for text, label in zip(TEXTS, LABELS.tolist(), strict=True)]
     sentences.write_text("\n".join(["sentence\tlabel", *lines]))
-    before = (folder / "1" / "model.onnx").stat().st_size
     result = CliRunner().invoke(export.quantise_app, [str(folder), "--calibrate", str(sentences)])
     assert result.exit_code == 0, result.output
     model = Model.read(folder)
     verdict = model.verdict("model_quantized.onnx")
     assert verdict is not None
     assert verdict.fit, verdict.reason
-    assert model.file("model_quantized.onnx").stat().st_size < before
     assert {"1/model_quantized.onnx", "tokenizer.json"} < model.description.files.keys()
     assert model.description.title  # as before
-    backend = OnnxBackend()
-    info = backend.load(model, Settings(device="cpu", precision="int8"))
+    embeddings = "distilbert.embeddings.word_embeddings.weight.float8"
+    referred = graph_file.tensors_outside(model.file("model_quantized.onnx"))
+    assert embeddings in {tensor.name for tensor in referred}
+    info = OnnxBackend().load(model, Settings(device="cpu", precision="int8"))
     assert info.precision == "int8"
 
 
-def test_weights_of_another_network_are_refused(folder: Path) -> None:
+@pytest.mark.parametrize("backend", [OnnxBackend, TorchBackend])
+def test_changed_weights_are_refused_by_their_digest(
+    folder: Path, tmp_path: Path, backend: type[OnnxBackend | TorchBackend]
+) -> None:
+    (tmp_path / "1").mkdir()
+    for name in ("model.json", "config.json", "tokenizer.json", "tokenizer_config.json", "1/model.onnx"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     weights = load_file(folder / "1" / "model.safetensors")
-    with pytest.raises(ConfigurationError, match="not those of text_cnn"):
-        TextCnn.of({"fc.weight": torch.zeros(2, 2)})
-    with pytest.raises(ConfigurationError, match=r"tensors are missing, such as filters\.0\.bias"):
-        TextCnn.of({name: tensor for name, tensor in weights.items() if name != "filters.0.bias"})
-
-
-def test_changed_weights_are_refused_by_their_digest(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "sentiment"
-    (copy / "1").mkdir(parents=True)
-    for name in ("model.json", "tokenizer.json", "1/model.safetensors"):
-        (copy / name).write_bytes((folder / name).read_bytes())
-    save_file({"fc.weight": torch.zeros(2, 2)}, copy / "1" / "model.safetensors")
+    weights["classifier.bias"] += 1
+    save_file(weights, tmp_path / "1" / "model.safetensors")
     with pytest.raises(ConfigurationError, match="does not match its SHA-256 in model"):
-        TorchBackend().load(Model.read(copy), Settings(device="cpu"))
+        backend().load(Model.read(tmp_path), Settings(device="cpu"))
+
+
+def test_the_network_computes_what_it_starts_from(tokenizer: Tokenizer, bert: BertModel) -> None:
+    network = distilled(bert).eval()
+    complete = Tokenizer.from_str(json.dumps(bert_tokenizer() | {"truncation": None}))
+    text = "a lovely film and great fun"
+    ids, before = (torch.tensor([each.encode(text).ids]) for each in (tokenizer, complete))
+    assert ids.tolist() != before.tolist()  # they have other numbers
+    with torch.inference_mode():
+        found = network.distilbert(input_ids=ids).last_hidden_state
+        expected = bert(input_ids=before).last_hidden_state
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def test_typed_and_treebank_words_are_the_same_tokens(tokenizer: Tokenizer) -> None:
     expected = tokenizer.encode("I do n't regret it , and it 's funny .").tokens
     assert tokenizer.encode(f"I DON{APOSTROPHE}T regret it, and it's fünny.").tokens == expected
-    assert "😀" in tokenizer.encode("funny😀").tokens
+    assert "##😀" in tokenizer.encode("funny😀").tokens
+    assert "😀" in tokenizer.encode("funny 😀").tokens
 
 
-def test_the_tokeniser_is_the_same_each_time(tokenizer: Tokenizer) -> None:
-    assert sentiment.tokenizer_of(TEXTS).to_str() == tokenizer.to_str()
+def test_only_pieces_of_latin_text_are_kept(tokenizer: Tokenizer) -> None:
+    known = tokenizer.get_vocab()
+    assert {"lovely", "##z", *sentiment.SPECIAL} < known.keys()
+    assert not {"кино", "[unused0]"} & known.keys()
+    assert tokenizer.encode("кино 🛸").tokens == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
+    assert sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[0].to_str() == tokenizer.to_str()
 
 
 def test_texts_are_changed_but_keep_most_of_their_words() -> None:
     chance = random.Random(3)
     words = ["none", "of", "these", "characters", "ever", "stays", "interesting"]
     changed = [sentiment.as_typed(" ".join(words), 0, chance) for _ in range(300)]
-    assert len(set(changed)) > 60
+    assert len(set(changed)) > 40
     kept = [sum(word in text for word in words) / len(words) for text in changed]
     assert 0.8 < float(np.mean(kept)) < 1
     assert any(mark in text for text in changed for mark in sentiment.DISPLEASED)
     assert not any(mark in text for text in changed for mark in sentiment.PLEASED)
-    assert sentiment.mistyped("film", chance) == "film"
+    assert sentiment.with_typing_error("film", chance) == "film"
 
 
-def test_a_student_learns_what_its_teachers_say(tokenizer: Tokenizer) -> None:
-    class Teacher(torch.nn.Module):
-        def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {LOGITS: torch.tensor([50.0, -50.0]).expand(len(ids), 2)}
-
-    answers = torch.nn.Parameter(torch.zeros(2))
-
-    class Student(torch.nn.Module):
-        def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {LOGITS: answers.expand(len(ids), 2)}
-
-    phrases = sentiment.Phrases(tokenizer, GOOD, LABELS[:3], [Teacher()])
-    torch.manual_seed(0)
-    phrases.loss(Student(), torch.arange(3), 0).backward()
-    assert answers.grad is not None
-    share = sentiment.TAUGHT + (1 - sentiment.TAUGHT) * sentiment.SMOOTHING / 2
-    assert float(0.5 - answers.grad[0]) == pytest.approx(share)
+def test_the_card_says_what_the_model_answers(folder: Path) -> None:
+    rows = list(sentiment.answers(folder))
+    assert len(rows) == 20
+    for row in rows:
+        assert row.count("|") == 5
+        assert row.count("**") in (0, 2, 4)
