@@ -66,13 +66,13 @@ class Device:
             providers.insert(0, (TENSORRT, self._tensorrt(fp16)))
         return self._session(graph.SerializeToString(), options, providers)
 
-    def open_file(self, path: Path) -> ort.InferenceSession:
+    def open_graph(self, graph: bytes | Path) -> ort.InferenceSession:
         """Opens a session with all of the memory; the CPU computes what CUDA cannot, such as shapes.
 
         Raises ConfigurationError and OutOfDeviceMemoryError.
         """
         providers = [(CUDA, self._cuda(1, graphs=False)), (CPU, Options())]
-        return self._session(path, gpu_options(), providers)
+        return self._session(graph, gpu_options(), providers)
 
     def _session(
         self, graph: bytes | Path, options: ort.SessionOptions, providers: list[tuple[str, Options]]

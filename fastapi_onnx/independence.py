@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
-from fastapi_onnx.network import Network, graph_path
+from fastapi_onnx.network import Network, graph_path, served_graph
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from fastapi_onnx.shared_weights import CPU
 from fastapi_onnx.signature import graph_signature
@@ -45,7 +45,8 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     options.intra_op_num_threads = cpus.usable()
     options.log_severity_level = 4  # a refused input is not the service's error
     try:
-        session = OnnxRuntimeSession(ort.InferenceSession(path, options, providers=[CPU]))
+        graph = served_graph(model, path)
+        session = OnnxRuntimeSession(ort.InferenceSession(graph, options, providers=[CPU]))
         infer = partial(Network(model, session, signature=signature).infer, signature)
         if is_text:
             yield from with_checked_texts(model, infer, signature, largest)
@@ -58,7 +59,7 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
         yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
     elif alone > largest():
         note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
-        yield graph_signature(path, model.description, note)
+        yield graph_signature(path, model, note)
 
 
 def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:

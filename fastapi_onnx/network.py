@@ -5,7 +5,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fastapi_onnx.openvino_session import (
     forget_others,
     openvino_objection,
 )
+from fastapi_onnx.pooling import needs_vectors, with_vectors
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
 from fastapi_onnx.signature import graph_signature
 from smallplates.engine.backend import BackendInfo, Trial
@@ -105,7 +106,7 @@ class Network:
             reason = "a graph that is called with tensors keeps its file's precision"
         path = model.file(FP32)
         graph_file.check_data(model, path)
-        session = OnnxRuntimeSession(device.open_file(path), provider)
+        session = OnnxRuntimeSession(device.open_graph(served_graph(model, path)), provider)
         return cls(model, session, Choice(ONNX_RUNTIME, "fp32", reason, []))
 
     def info(self, device: str, fallback: str | None) -> BackendInfo:
@@ -188,7 +189,7 @@ def signature_of(model: Model, scratch: Path | None = None) -> Signature:
         return Signature("image", (pixels,), (), normalises=True)
 
     def read() -> Any:
-        signature = graph_signature(graph_path(model), model.description)
+        signature = graph_signature(graph_path(model), model)
         return SIGNATURE.dump_python(signature, mode="json")
 
     return SIGNATURE.validate_python(shared_choice(scratch, "signature", read))
@@ -281,16 +282,7 @@ def open_session(
 
     Raises ConfigurationError.
     """
-    plain = kind_of(model.description.task).plain_graph
-
-    def graph() -> bytes | Path:
-        if plain:
-            return path
-        content: bytes = with_two_inputs(
-            graph_file.read(path), model.description.pipeline
-        ).SerializeToString()
-        return content
-
+    graph = partial(served_graph, model, path)
     try:
         graph_file.check_data(model, path)
         if runtime == OPENVINO:
@@ -301,6 +293,21 @@ def open_session(
     except Exception as error:  # onnx and the runtimes raise types of their own, one per cause
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{path} cannot be loaded: {reason}") from error
+
+
+def served_graph(model: Model, path: Path) -> bytes | Path:
+    """Returns the graph to open for a file: its path, or what an image classifier or an encoder becomes.
+
+    Raises ConfigurationError, and onnx's errors.
+    """
+    if not kind_of(model.description.task).plain_graph:
+        changed = with_two_inputs(graph_file.read(path), model.description.pipeline)
+    elif needs_vectors(path, model):
+        changed = with_vectors(graph_file.read(path), model)
+    else:
+        return path
+    content: bytes = changed.SerializeToString()
+    return content
 
 
 def check_precision(model: Model, settings: Settings) -> None:

@@ -13,8 +13,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from fastapi_onnx.normalisation import model_inputs
+from fastapi_onnx.pooling import with_vectors
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature, TensorSpec, axes_of
 
 TYPES = {
@@ -33,14 +35,15 @@ ZIPMAP_CURE = "; convert the classifier again, with skl2onnx's options={'zipmap'
 Axis = int | str
 
 
-def graph_signature(path: Path, description: ModelDescription, objection: str = "") -> Signature:
+def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
     """Returns how the graph in a file is called, which the model's description may say in part.
 
     `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
     ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
-        return TensorGraph(onnx.load(path, load_external_data=False), description, objection).signature()
+        graph = with_vectors(onnx.load(path, load_external_data=False), model)
+        return TensorGraph(graph, model.description, objection).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own

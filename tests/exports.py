@@ -113,6 +113,46 @@ def asked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: A
     return graphs.saved(graphs.question_answering(logits, **graph), folder)
 
 
+def encoded(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
+    """The same for embeddings: the export of an encoder, whose states are those of `states`."""
+    files(folder, tokenizer, {"architectures": ["BertModel"], **config})
+    return graphs.saved(graphs.encoder(states(tokenizer), **graph), folder)
+
+
+def states(tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """What `encoded` computes for each token of the vocabulary, [vocabulary, 4]; always the same."""
+    random = np.random.default_rng(0)
+    return random.normal(size=(tokenizer.get_vocab_size(), 4)).astype(np.float32)
+
+
+def modules(folder: Path, *steps: tuple[str, dict[str, Any]]) -> Path:
+    """The folder, then with modules.json: the network, and the steps with their config.json."""
+    names = ["", *(f"{number}_{kind}" for number, (kind, _) in enumerate(steps, 1))]
+    kinds = ["Transformer", *(kind for kind, _ in steps)]
+    listed = [
+        {"idx": idx, "name": str(idx), "path": name, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "modules.json").write_text(json.dumps(listed))
+    for name, (_, content) in zip(names[1:], steps, strict=True):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def ranked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
+    """The same for ranking: texts of awful words have a lower score, of wonderful ones a higher one."""
+    content = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    files(folder, tokenizer, {**content, **config})
+    scores = np.zeros((tokenizer.get_vocab_size(), 1), np.float32)
+    for word, label in WORDS.items():
+        for name in (word, f"Ġ{word}"):
+            if (number := tokenizer.token_to_id(name)) is not None:
+                scores[number] = 12 * (label - 1)
+    return graphs.saved(graphs.text_classifier(scores, **graph), folder)
+
+
 def files(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
     """Writes config.json and tokenizer.json."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -123,6 +123,36 @@ def last_token_classifier(embeddings: NDArray[np.float32], positions: int = 64) 
     return model(nodes, inputs, [value("logits", axes=["batch_size", embeddings.shape[1]])], weights)
 
 
+def encoder(
+    embeddings: NDArray[np.float32],
+    names: Sequence[str] = ("input_ids", "attention_mask"),
+    output: str = "last_hidden_state",
+    opset: int = 18,
+) -> onnx.ModelProto:
+    """Inputs of these names, of tokens; output FP32 [N, n, size], each token's `embeddings`.
+
+    They are multiplied by the place of the token, from 1, so that no pooling is like another.
+    """
+    weights = [
+        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
+        numpy_helper.from_array(np.arange(1, 65, dtype=np.float32)[:, None], "factors"),
+        numpy_helper.from_array(np.array([0]), "zero"),
+        numpy_helper.from_array(np.array([1]), "one"),
+    ]
+    nodes = [
+        node("Gather", "embeddings input_ids", "found"),
+        node("Shape", "input_ids", "shape"),
+        node("Gather", "shape one", "length"),
+        node("Slice", "factors zero length zero", "places"),
+        node("Mul", "found places", output),
+    ]
+    axes = ("batch_size", "sequence_length")
+    inputs = [value(name, TensorProto.INT64, axes) for name in names]
+    made = model(nodes, inputs, [value(output, axes=[*axes, embeddings.shape[1]])], weights)
+    made.opset_import[0].version = opset
+    return made
+
+
 def text_classifier(
     embeddings: NDArray[np.float32],
     names: Sequence[str] = ("input_ids", "attention_mask"),

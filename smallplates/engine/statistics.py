@@ -37,6 +37,9 @@ class Timings:
     truncated: bool = False
     """Whether part of the request was ignored, such as the end of a long text."""
 
+    tokens: int = 0
+    """Tokens of all inputs of a model that takes texts, special tokens included, after truncation."""
+
 
 @dataclass
 class Totals:

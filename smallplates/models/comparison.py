@@ -40,6 +40,20 @@ def probabilities(expected: Array, found: Array) -> Difference:
     return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)
 
 
+def directions(expected: Array, found: Array) -> Difference:
+    """Compares vectors [..., size] by the distance of their directions, infinite if not finite.
+
+    That is the distance of vectors of the length 1, sqrt(2 - 2 cosine): 0.02 is a cosine of 0.9998.
+    """
+    if not np.isfinite(found).all():
+        return Difference(math.inf, math.inf)
+    one, other = (
+        array / np.linalg.norm(array, axis=-1, keepdims=True).clip(1e-12) for array in (expected, found)
+    )
+    gaps = np.linalg.norm(one - other, axis=-1)
+    return Difference(float(gaps.max()), float(gaps.mean()))
+
+
 def relative(expected: Array, found: Array) -> Difference:
     """Compares numbers of any meaning, as shares of the largest; infinities and NaN must match."""
     finite = np.isfinite(expected)

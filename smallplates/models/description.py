@@ -110,6 +110,40 @@ class TextPipeline(BaseModel):
     """How logits become probabilities: `softmax` for mutually exclusive classes, otherwise `sigmoid`."""
 
 
+class EmbeddingPipeline(BaseModel):
+    """From the vectors of a text's tokens to the text's vector, and what may be put before the text."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    pooling: Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens"] = "mean"
+    """How the tokens' vectors become one. Ignored if the graph has the output `sentence_embedding`."""
+
+    dense: list[str] = []
+    """Folders of linear layers that follow, each with `config.json` and `model.safetensors`."""
+
+    normalize: bool = False
+    """Whether vectors have the length 1, unless a request says otherwise."""
+
+    lower_case: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether texts are made lower case before they are tokenised."""
+
+    prompts: dict[str, str] = {}
+    """Texts to put in front of a text, by the `prompt_name` of a request."""
+
+    default_prompt_name: str | None = None
+    """Prompt for requests without `prompt_name`; null: none."""
+
+    note: str = ""
+    """What the model's files leave open, and how the service reads it."""
+
+    @model_validator(mode="after")
+    def check_default_prompt(self) -> "EmbeddingPipeline":
+        """Checks that the default prompt is one of the prompts."""
+        if self.default_prompt_name not in (None, *self.prompts):
+            raise ValueError(f"default_prompt_name {self.default_prompt_name!r} is not in prompts")
+        return self
+
+
 class Thresholds(BaseModel):
     """Limits of certainty: the page calls an answer below either of them uncertain."""
 
@@ -177,8 +211,8 @@ class ModelDescription(BaseModel):
 
     task: str = IMAGE_CLASSIFICATION
     """What the model does with a request: `image-classification`, `text-classification`,
-    `question-answering`, `tensor` for a graph that is called with tensors only, or `module:Class` for a
-    Python class of yours."""
+    `question-answering`, `embedding`, `ranking`, `tensor` for a graph that is called with tensors only,
+    or `module:Class` for a Python class of yours."""
 
     labels: list[str] = []
     """Class names, in the order of the network's outputs."""
@@ -188,6 +222,9 @@ class ModelDescription(BaseModel):
 
     text: TextPipeline | None = None
     """Preprocessing of texts. The tokeniser is the file `tokenizer.json` in the model folder."""
+
+    embedding: EmbeddingPipeline | None = None
+    """How the vectors of tokens become a text's vector."""
 
     limits: dict[str, PositiveInt] = {}
     """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 for axes that
@@ -254,6 +291,13 @@ class ModelDescription(BaseModel):
         if self.text is None:
             raise ConfigurationError(f"{self.name} does not take texts; its task is {self.task}")
         return self.text
+
+    @property
+    def embedding_pipeline(self) -> EmbeddingPipeline:
+        """How texts become vectors. Raises ConfigurationError if the model makes none."""
+        if self.embedding is None:
+            raise ConfigurationError(f"{self.name} does not make embeddings; its task is {self.task}")
+        return self.embedding
 
     def limit(self, axis: str) -> int:
         """Returns the maximum size of an axis that varies; in a text model that is its tokens."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, Validat
 
 from smallplates.errors import ConfigurationError, in_words
 from smallplates.models.description import ModelDescription, name_of
-from smallplates.models.task_kinds import HEADS, kind_of_architecture
+from smallplates.models.task_kinds import HEADS, kinds_of_export
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MULTI_LABEL = "multi_label_classification"
@@ -55,6 +55,10 @@ class Config(File):
     max_position_embeddings: int | None = None
     n_positions: PositiveInt | None = None
     """Number of positions in GPT-2 and its relatives; T5 has the field, but no positions."""
+
+    sentence_transformers: dict[str, Any] | None = None
+    sbert_ce_default_activation_function: str | None = None
+    """These two are in exports of sentence-transformers' CrossEncoder, the second in older ones."""
 
     @property
     def independent(self) -> bool:
@@ -100,14 +104,14 @@ def description(folder: Path, config: Config, name: str) -> ModelDescription:
     names = config.architectures or []
     if len(names) != 1:
         raise ValueError(f"architectures names {len(names)} networks instead of one")
-    kind = kind_of_architecture(names[0])
-    if kind is None:
-        raise ValueError(
-            f"architectures is {names[0][:80]}; supported are those that end in "
-            f"{', '.join(HEADS[:-1])} or {HEADS[-1]}"
-        )
-    fields = kind.load().from_export(folder, config)
-    return ModelDescription(name=name, version="1", task=kind.name, **fields)
+    for kind in kinds_of_export(folder, names[0]):
+        fields = kind.load().from_export(folder, config)
+        if fields is not None:
+            return ModelDescription(name=name, version="1", task=kind.name, **fields)
+    raise ValueError(
+        f"architectures is {names[0][:80]}; supported are those that end in "
+        f"{', '.join(HEADS[:-1])} or {HEADS[-1]}"
+    )
 
 
 @contextlib.contextmanager

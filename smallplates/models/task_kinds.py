@@ -4,16 +4,18 @@ No task's class is imported here, only when a model of that kind is served.
 """
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
-from smallplates.models.comparison import Compare, probabilities
+from smallplates.models.comparison import Compare, directions, probabilities, relative
 from smallplates.plugins import plugins
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
+EMBEDDING, RANKING = "embedding", "ranking"
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,14 @@ class TaskKind:
     backend: str | None = None
     """Backend in the workers, as `module:Class`; None means the service's own backend."""
 
-    needs: tuple[Literal["labels", "image", "text"], ...] = ()
+    needs: tuple[Literal["labels", "image", "text", "embedding"], ...] = ()
     """Fields that model.json must have."""
 
     head: str | None = None
     """End of the architecture's name in transformers' config.json."""
+
+    file: str | None = None
+    """File in an export that may mean this kind whatever the architecture is."""
 
     outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Outputs of a plain graph that the task reads, and their axes after the batch: `token`, `label`, or
@@ -62,6 +67,26 @@ KINDS = (
         compare=probabilities,
     ),
     TaskKind(
+        EMBEDDING,
+        "smallplates.tasks.embedding:Embedding",
+        needs=("text", "embedding"),
+        head="Model",
+        file="modules.json",
+        outputs={"sentence_embedding": ("hidden",)},
+        plain_graph=True,
+        compare=directions,
+    ),
+    TaskKind(
+        RANKING,
+        "smallplates.tasks.ranking:Ranking",
+        needs=("text",),
+        head="ForSequenceClassification",
+        outputs={"logits": ("score",)},
+        is_pair=True,
+        plain_graph=True,
+        compare=relative,
+    ),
+    TaskKind(
         TEXT_CLASSIFICATION,
         "smallplates.tasks.text_classification:TextClassification",
         needs=("labels", "text"),
@@ -87,7 +112,7 @@ PYTHON = TaskKind(
     "smallplates.tasks.python.web:PythonRequests",
     backend="smallplates.tasks.python.backend:PythonBackend",
 )
-HEADS = tuple(kind.head for kind in KINDS if kind.head)
+HEADS = tuple(dict.fromkeys(kind.head for kind in KINDS if kind.head))
 
 
 def kind_of(task: str) -> TaskKind:
@@ -99,7 +124,9 @@ def kind_of(task: str) -> TaskKind:
     return next(chain(own, plugins("task", task)), PYTHON)
 
 
-def kind_of_architecture(name: str) -> TaskKind | None:
-    """Returns the kind of task that a transformers architecture has a head for, or None."""
-    kinds = chain(KINDS, plugins("task"))
-    return next((kind for kind in kinds if kind.head and name.endswith(kind.head)), None)
+def kinds_of_export(folder: Path, architecture: str) -> Iterator[TaskKind]:
+    """Generates the kinds of tasks that an export may be for, by its files and by its network's head."""
+    for kind in chain(KINDS, plugins("task")):
+        has_head = kind.head is not None and architecture.endswith(kind.head)
+        if has_head or (kind.file is not None and (folder / kind.file).is_file()):
+            yield kind

@@ -5,20 +5,22 @@ A task declares the fields of its requests and answers, from which the protocols
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 
+from smallplates.errors import RequestError
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS, best
 from smallplates.models.tensors import Array, Item, Signature
 from smallplates.settings import Settings
 
+T = TypeVar("T")
 DATATYPES = {"string": "BYTES", "number": "FP64", "integer": "INT64", "boolean": "BOOL"}
 """Type in JSON schema -> type in the Open Inference Protocol; `format: float` means FP32."""
 
@@ -97,6 +99,9 @@ class Prepared:
     truncated: bool = False
     """Whether part of the request was ignored."""
 
+    tokens: int = 0
+    """Number of tokens in all items, of models that take texts."""
+
     runs_inline: bool = True
     """Whether `Task.postprocess` may run on the event loop if there is only one item."""
 
@@ -132,6 +137,12 @@ class Task:
     most_candidates: int = 1
     """Maximum number of candidates in an answer, which is the largest `top_k`."""
 
+    usual_candidates: int = 1
+    """Maximum number of candidates without `top_k`."""
+
+    prepares_together: bool = False
+    """Whether `preprocess_all` is faster than a thread for each input."""
+
     inline_limit: int = 0
     """Size in bytes of the largest input for which `is_cheap` is called."""
 
@@ -164,8 +175,8 @@ class Task:
         self._model = model
 
     @classmethod
-    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
-        """Returns the fields of model.json that an export's other files state.
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
+        """Returns the fields of model.json that an export's other files state; None for another task's.
 
         `config` is its config.json, for errors about which it raises ValueError; raises
         ConfigurationError for other files.
@@ -208,6 +219,10 @@ class Task:
         """
         raise NotImplementedError
 
+    def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
+        """Turns the fields of many inputs into items; returns the error of an input that has one."""
+        return [result_or_error(self.preprocess, fields) for fields in requests]
+
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
@@ -217,6 +232,14 @@ class Task:
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
         """Returns the JSON of an answer; `with_top` adds all candidates."""
         raise NotImplementedError
+
+
+def result_or_error(function: Callable[..., T], *arguments: Any) -> T | RequestError:
+    """Returns what a function returns, or the RequestError that it raises."""
+    try:
+        return function(*arguments)
+    except RequestError as error:
+        return error
 
 
 class LabelProbability(pydantic.BaseModel):

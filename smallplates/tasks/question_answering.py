@@ -16,7 +16,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
-from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
+from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask, check_known
 from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, read_config
 
 USUAL_QUESTION = 32
@@ -88,31 +88,31 @@ class QuestionAnswering(TextTask):
     answer = fields_of(Answer.model_json_schema())
     most_candidates = MAX_ANSWERS
     window = WINDOW
+    prepares_together = False
     example = MappingProxyType(
         {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}
     )
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        specials = self._tokenizer.num_special_tokens_to_add(is_pair=True)
-        room = max(1, self._most_tokens - specials - USUAL_QUESTION)
+        specials = self.tokenizer.num_special_tokens_to_add(is_pair=True)
+        room = max(1, self.max_tokens - specials - USUAL_QUESTION)
         windows = MAX_WINDOWS if room > self._stride else 1
         self.limits = {
             **self.limits,
-            "question_tokens": max(1, self._most_tokens - specials - self._stride - 1),
+            "question_tokens": max(1, self.max_tokens - specials - self._stride - 1),
             "context_tokens": room + (windows - 1) * (room - self._stride),
         }
 
     @classmethod
-    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
         """Returns `text`; see `Task.from_export`."""
-        fields = super().from_export(folder, config)
         if read_config(folder).padding_side == "left":
             raise ConfigurationError(
                 f"{folder / TOKENIZER_CONFIG} cannot be served: padding_side is left, which would put "
                 "the context first"
             )
-        return fields
+        return super().from_export(folder, config)
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises to one item per window, with an array [tokens] per input of the graph.
@@ -120,7 +120,8 @@ class QuestionAnswering(TextTask):
         Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
         texts = {name: fields[name] for name in ("question", "context")}
-        encoding = self.encode(texts)
+        (encoding,) = self.encode([self.reading(texts, None).texts])
+        check_known(texts, encoding)
         part, windows = self.windows(encoding, [*texts])
         ids = np.array(encoding.ids[: part.start])
         passage = Passage(
@@ -132,7 +133,9 @@ class QuestionAnswering(TextTask):
             np.array(encoding.offsets[part]),
         )
         runs_inline = len(passage.context) <= INLINE_CHARACTERS
-        return Prepared(self.items(encoding, part, windows), passage, runs_inline=runs_inline)
+        items = self.items(encoding, part, windows)
+        tokens = sum(len(item[0]) for item in items)
+        return Prepared(items, passage, runs_inline=runs_inline, tokens=tokens)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int

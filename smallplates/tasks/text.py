@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,14 +11,21 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from smallplates.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
+from smallplates.errors import (
+    ConfigurationError,
+    InternalError,
+    InvalidRequestError,
+    InvalidTextError,
+    RequestError,
+    TextTooLongError,
+)
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import Config
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Fields, Prepared, Schema, Task
+from smallplates.tasks.base import Fields, Prepared, Schema, Task, result_or_error
 from smallplates.tasks.tokenizer import load_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
@@ -46,10 +53,32 @@ BYTES_PER_TOKEN = 4
 MAX_WINDOWS = 64
 """Maximum number of windows in a request, about 15,000 tokens."""
 
+CHARACTERS_PER_TOKEN = 250
+"""A text that is cut anyway is first cut to so many characters per token that the model takes."""
+
+SIDES = ("left", "right")
+Texts = Mapping[str, str]
+"""A text or a pair of texts; the keys are for error messages."""
+
 Span = tuple[int, int]
 """First token of a window and the one after its last, counted from the text's first token."""
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the service has its own threads
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a request says, before its texts are tokenised."""
+
+    texts: Texts
+    side: str | None
+    """End at which too many tokens are cut off; None: they are refused."""
+
+    context: Any = None
+    """See `Prepared.context`."""
+
+    is_cut: bool = False
+    """Whether characters have been cut off."""
 
 
 class TextTask(Task):
@@ -57,6 +86,7 @@ class TextTask(Task):
 
     request_signature, tensor_signature = TOKENS, TENSOR
     inline_limit = INLINE_BYTES
+    prepares_together = True
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
     window: int | None = None
@@ -65,23 +95,23 @@ class TextTask(Task):
     def __init__(
         self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
     ) -> None:
-        """Reads the tokeniser, which truncates long texts if configured. Raises ConfigurationError."""
+        """Reads the tokeniser. Raises ConfigurationError."""
         super().__init__(model, settings, signatures, schemas)
         signature = signatures[TOKENS]
         self._inputs = signature.inputs
-        self._tokenizer = load_tokenizer(model)
-        self._most_tokens = signature.limits[LENGTH]
+        self.tokenizer = load_tokenizer(model)
+        """Without truncation and padding."""
+
+        self.max_tokens = signature.limits[LENGTH]
         """Maximum number of tokens in an item."""
 
-        self._stride = min(self._most_tokens // 2, STRIDE)
-        if self.window is None and settings.long_text == "truncate":
-            side = model.description.text_pipeline.truncation_side
-            self._tokenizer.enable_truncation(self._most_tokens, direction=side)
-        elif self.window is None:
-            self.limits = {**self.limits, "tokens": self._most_tokens}
+        self._stride = min(self.max_tokens // 2, STRIDE)
+        self._truncates = settings.long_text == "truncate"
+        if self.window is None and not self._truncates:
+            self.limits = {**self.limits, "tokens": self.max_tokens}
 
     @classmethod
-    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
         """Returns `text`, the preprocessing of texts; see `Task.from_export`."""
         return {"text": text_pipeline(folder, config)}
 
@@ -115,39 +145,86 @@ class TextTask(Task):
         """Estimates the number of windows for a text of `size` bytes."""
         if self.window is None:
             return 1
-        beyond = size / BYTES_PER_TOKEN - self._most_tokens
-        return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self._most_tokens - self._stride))))
+        beyond = size / BYTES_PER_TOKEN - self.max_tokens
+        return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self.max_tokens - self._stride))))
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the request's texts to one item, an array [tokens] per input of the graph.
 
         Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
+        reading = self.read(fields)
+        (encoding,) = self.encode([reading.texts])
+        return self.prepared(reading, encoding)
+
+    def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
+        """Tokenises the texts of many inputs as one batch; see `Task.preprocess_all`."""
+        readings = [result_or_error(self.read, fields) for fields in requests]
+        valid = [reading.texts for reading in readings if isinstance(reading, Reading)]
+        encodings = iter(self.encode(valid))
+        return [
+            result_or_error(self.prepared, reading, next(encodings))
+            if isinstance(reading, Reading)
+            else reading
+            for reading in readings
+        ]
+
+    def read(self, fields: Fields) -> Reading:
+        """Returns the request's texts, which are all of its fields. Raises RequestError."""
         names = (field.name for field in self.request)
-        encoding = self.encode({name: fields[name] for name in names if name in fields})
-        count = len(encoding.ids)
-        if count > self._most_tokens:
-            raise TextTooLongError(
-                f"the text has {count} tokens; at most {self._most_tokens} are accepted"
-            )
-        return Prepared([self.arrays(encoding)], truncated=bool(encoding.overflowing))
+        return self.reading({name: fields[name] for name in names if name in fields}, self.side_of({}))
 
-    def encode(self, texts: Mapping[str, str]) -> Encoding:
-        """Tokenises a text or a pair of texts; the keys are for error messages.
+    def side_of(self, fields: Fields) -> str | None:
+        """Returns where long texts are cut by the fields `truncate` and `truncation_direction`.
 
-        Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
+        None means that they are refused. Raises InvalidRequestError for an unknown direction.
         """
-        check(texts)
-        text, *pair = texts.values()
+        truncate, side = fields.get("truncate"), fields.get("truncation_direction")
+        side = side or self._model.description.text_pipeline.truncation_side
+        if side.lower() not in SIDES:
+            raise InvalidRequestError(f"truncation_direction must be left or right, not {side[:40]!r}")
+        return side.lower() if (self._truncates if truncate is None else truncate) else None
+
+    def reading(self, texts: Texts, side: str | None, context: Any = None, prompt: str = "") -> Reading:
+        """Checks texts, and cuts off what is far more than the model takes; `prompt` goes in front.
+
+        Raises InvalidTextError and TextTooLongError.
+        """
+        most = CHARACTERS_PER_TOKEN * self.max_tokens
+        kept = {**texts}
+        if side:
+            kept = {
+                name: text[-most:] if side == "left" else text[:most] for name, text in texts.items()
+            }
+        check(kept)
+        with_prompt = {name: prompt + text for name, text in kept.items()}
+        return Reading(with_prompt, side, context, is_cut=kept != texts)
+
+    def encode(self, batch: Sequence[Texts]) -> list[Encoding]:
+        """Tokenises texts or pairs of texts. Raises InternalError if the tokeniser fails."""
+        values = [tuple(texts.values()) for texts in batch]
         try:
-            encoding = self._tokenizer.encode(text, pair[0] if pair else None)
+            return self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in values])
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
-        present = set(encoding.sequence_ids)
-        for number, name in enumerate(texts):
-            if number not in present:
-                raise InvalidTextError(f"the {name} has no characters that the model knows")
-        return encoding
+
+    def prepared(self, reading: Reading, encoding: Encoding) -> Prepared:
+        """Returns the item of a text or a pair, cut to the longest that the model takes.
+
+        Raises InvalidTextError and TextTooLongError.
+        """
+        check_known(reading.texts, encoding)
+        arrays, count = self.arrays(encoding), len(encoding)
+        if count > self.max_tokens:
+            if reading.side is None:
+                raise TextTooLongError(
+                    f"the {' and '.join(reading.texts)} {has(reading.texts)} {count} tokens; at most "
+                    f"{self.max_tokens} are accepted"
+                )
+            kept = kept_tokens(encoding, self.max_tokens, reading.side)
+            arrays = [array[kept] for array in arrays]
+        is_cut = reading.is_cut or count > self.max_tokens
+        return Prepared([arrays], reading.context, truncated=is_cut, tokens=len(arrays[0]))
 
     def arrays(self, encoding: Encoding) -> list[Array]:
         """Returns the graph's inputs, each [tokens]."""
@@ -163,20 +240,20 @@ class TextTask(Task):
         places = np.flatnonzero(sequences == len(names) - 1)
         part = slice(int(places[0]), int(places[-1]) + 1)
         count = part.stop - part.start
-        room = self._most_tokens - (len(sequences) - count)
+        room = self.max_tokens - (len(sequences) - count)
         if count <= room:
             return part, [(0, count)]
         if room <= self._stride:
             before = int((sequences == 0).sum())
             raise TextTooLongError(
                 f"the {names[0]} has {before} tokens; at most {room + before - self._stride - 1} are "
-                f"accepted for a {names[-1]} that does not fit into one window of {self._most_tokens}"
+                f"accepted for a {names[-1]} that does not fit into one window of {self.max_tokens}"
             )
         step = room - self._stride
         starts = range(0, count - room + step, step)
         if len(starts) > MAX_WINDOWS:
             raise TextTooLongError(
-                f"the {names[-1]} makes {len(starts)} windows of {self._most_tokens} tokens; "
+                f"the {names[-1]} makes {len(starts)} windows of {self.max_tokens} tokens; "
                 f"at most {MAX_WINDOWS} are accepted"
             )
         spans = [(start, min(start + room, count)) for start in starts]
@@ -196,7 +273,37 @@ class TextTask(Task):
         ]
 
 
-def check(texts: Mapping[str, str]) -> None:
+def kept_tokens(encoding: Encoding, most: int, side: str) -> Array:
+    """Returns whether each token is kept, bool [tokens], if an encoding is cut to `most` of them.
+
+    Special tokens are kept. Of a pair, the longer text is cut first, as by transformers.
+    """
+    sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
+    places = [np.flatnonzero(sequences == number) for number in range(encoding.n_sequences)]
+    room = max(0, most - int(np.isnan(sequences).sum()))
+    shares = [min(len(places[0]), room)]
+    if len(places) > 1:
+        shorter, longer = sorted(map(len, places))
+        if shorter > room // 2:
+            shorter, longer = room // 2, room - room // 2
+        else:
+            longer = min(longer, room - shorter)
+        shares = [shorter, longer] if len(places[0]) <= len(places[1]) else [longer, shorter]
+    kept: Array = np.isnan(sequences)
+    for place, share in zip(places, shares, strict=True):
+        kept[place[len(place) - share :] if side == "left" else place[:share]] = True
+    return kept
+
+
+def check_known(texts: Texts, encoding: Encoding) -> None:
+    """Raises InvalidTextError for a text of which the tokeniser has left nothing."""
+    present = set(encoding.sequence_ids)
+    for number, name in enumerate(texts):
+        if number not in present:
+            raise InvalidTextError(f"the {name} has no characters that the model knows")
+
+
+def check(texts: Texts) -> None:
     """Raises InvalidTextError for empty or invalid Unicode texts, and TextTooLongError."""
     size = 0
     for name, text in texts.items():
@@ -207,10 +314,14 @@ def check(texts: Mapping[str, str]) -> None:
         if not text or text.isspace():
             raise InvalidTextError(f"the {name} is empty")
     if size > MAX_BYTES:
-        has = "has" if len(texts) == 1 else "together have"
         raise TextTooLongError(
-            f"{' and '.join(texts)} {has} {size} bytes; at most {MAX_BYTES} are accepted"
+            f"{' and '.join(texts)} {has(texts)} {size} bytes; at most {MAX_BYTES} are accepted"
         )
+
+
+def has(texts: Texts) -> str:
+    """Returns the verb for a message about texts."""
+    return "has" if len(texts) == 1 else "together have"
 
 
 def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
@@ -238,7 +349,7 @@ def read_outputs(model: Model, graph: Signature) -> tuple[TensorSpec, ...]:
     specs = {spec.name: spec for spec in graph.outputs}
     if len(row) == 1:
         specs.setdefault(next(iter(row)), graph.outputs[0])
-    known, outputs = {"token": LENGTH, "label": len(model.labels)}, []
+    known, outputs = {"token": LENGTH, "label": len(model.labels), "score": 1}, []
     for name, axes in row.items():
         shape = specs[name].shape if name in specs else ()
         sizes = tuple(LENGTH if isinstance(size, str) else size for size in shape)

@@ -162,6 +162,7 @@ def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
 def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     """Splits lists of values into one set of fields per request; returns None if there are no lists.
 
+    Other fields are the same for all requests.
     Raises InvalidRequestError unless all given `list_fields` of the task are lists of the same length.
     """
     columns = {name: fields[name] for name in task.list_fields if name in fields}
@@ -170,7 +171,8 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     lengths = {len(value) if isinstance(value, list) else None for value in columns.values()}
     if len(lengths) > 1:
         raise InvalidRequestError(f"{' and '.join(columns)} must be lists of the same length")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows = zip(*columns.values(), strict=True)
+    return [{**fields, **dict(zip(columns, row, strict=True))} for row in rows]
 
 
 def value_of(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:

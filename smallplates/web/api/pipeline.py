@@ -62,7 +62,9 @@ class Call:
 
     inputs: Sequence[Input] = ()
     tensors: Sequence[Array] | None = None
-    top_k: int | None = None  # number of candidates for each input; None: one, without a list of them
+    top_k: int | None = (
+        None  # number of candidates for each input; None: as many as the task has usually
+    )
     timeout_us: int = 0  # time limit given in the body, in microseconds; 0 means none
     is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
 
@@ -150,7 +152,8 @@ class Pipeline:
                     call = await self.service.threads.run(work, options.bulk)
                 options = options.within(call.timeout_us)
                 if call.tensors is None:
-                    answer = await model.predict(call.inputs, call.top_k or 1, options, slots)
+                    top_k = call.top_k or model.task.usual_candidates
+                    answer = await model.predict(call.inputs, top_k, options, slots)
                 else:
                     answer = await model.infer(call.tensors, options, slots)
         context.inference = answer.timings

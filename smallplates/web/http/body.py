@@ -176,9 +176,9 @@ def decode_json(
 
 
 def dump_json(content: Any) -> bytes:
-    """Returns JSON. Integers keep all their digits, although orjson supports only 64 bits."""
+    """Returns JSON, also of arrays. Integers keep all their digits, although orjson has only 64 bits."""
     try:
-        return orjson.dumps(content)
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError:
         return msgspec.json.encode(content)
 

@@ -97,7 +97,9 @@ class Admission:
         """See `Slots.results`."""
         return await self.slots.results()
 
-    def finish(self, results: Sequence[ItemResult], version: str, truncated: bool = False) -> Timings:
+    def finish(
+        self, results: Sequence[ItemResult], version: str, truncated: bool = False, tokens: int = 0
+    ) -> Timings:
         """Counts the answered request, and returns its timings."""
         started = min(result.started_at for result in results)
         finished = max(result.finished_at for result in results)
@@ -111,6 +113,7 @@ class Admission:
             batch_size=max(sizes),
             version=version,
             truncated=truncated,
+            tokens=tokens,
         )
         self._client.statistics.succeeded(self._signature, timings, sizes)
         return timings

@@ -7,11 +7,12 @@ the first step to its answer, so that overload is detected before any work is do
 """
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from smallplates.errors import (
     InvalidRequestError,
     InvalidTensorError,
     NotSupportedError,
+    RequestError,
     ServingError,
     UnavailableError,
 )
@@ -31,11 +33,12 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
-from smallplates.tasks.base import Candidate, Fields, Prepared, Task
+from smallplates.tasks.base import Candidate, Fields, Prepared, Task, result_or_error
 from smallplates.web.inference.admission import Admission
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
 
+T = TypeVar("T")
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
 MIXED_SECONDS = 10.0
@@ -81,6 +84,8 @@ class Answer:
     """[items, *shape] for each output of the tensor signature; empty for requests."""
 
     timings: Timings
+    tokens: list[int] = field(default_factory=list)
+    """Number of tokens of each input; see `Timings.tokens`."""
 
 
 class Traffic:
@@ -254,28 +259,32 @@ class ServedModel:
     ) -> Answer:
         """Returns the best candidates for each input; the inputs are admitted together or not at all.
 
-        If there are many inputs, only those that the engine takes next are prepared. If one input fails,
-        the whole request fails. Cancelling the asyncio task frees the slots; items that no worker has
-        started are never computed. Raises what `Input.read` and the task raise, InvalidRequestError for
-        more than `largest_request` inputs, OverloadedError, UnavailableError, DeadlineExceededError,
-        InternalError or WorkerCrashedError.
+        If there are many inputs, only those that the engine takes next are prepared, and of equal texts
+        only the first. If one input fails, the whole request fails. Cancelling the asyncio task frees
+        the slots; items that no worker has started are never computed. Raises what `Input.read` and the
+        task raise, InvalidRequestError for more than `largest_request` inputs, OverloadedError,
+        UnavailableError, DeadlineExceededError, InternalError or WorkerCrashedError.
         """
         check_count(len(inputs), self.largest_request)
         likely_items = sum(self.task.likely_items(source.size) for source in inputs)
         admission.begin(self.task.request_signature or 0, likely_items, options.timeout_ms)
+        different, places = dict(enumerate(inputs)), list(range(len(inputs)))
+        if self.task.prepares_together and len(inputs) > 1:
+            different, places = await self._threads.run(partial(without_repeats, inputs), options.bulk)
         prepared: list[Prepared] = []
-        while len(prepared) < len(inputs):
-            part = await self._prepare(inputs, len(prepared), options.bulk)
+        while len(prepared) < len(different):
+            part = await self._prepare(different, len(prepared), options.bulk)
             prepared += part
             items = [item for request in part for item in request.items]
-            await admission.submit(items, len(inputs) - len(prepared))
+            await admission.submit(items, len(different) - len(prepared))
             for request in part:
                 request.items = [()] * len(request.items)  # the slots have the arrays now
         results = await admission.results()
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
-        timings = admission.finish(results, self.description.version, truncated)
-        return Answer(self.task, candidates, [], timings)
+        tokens = [prepared[place].tokens for place in places]
+        timings = admission.finish(results, self.description.version, truncated, sum(tokens))
+        return Answer(self.task, [candidates[place] for place in places], [], timings, tokens)
 
     async def infer(
         self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
@@ -307,14 +316,23 @@ class ServedModel:
                         f"the {spec.name} of element {finite.argmin()} is not finite"
                     )
 
-    async def _prepare(self, inputs: Sequence[Input], first: int, bulk: bool) -> list[Prepared]:
-        """Prepares the inputs from an index on that the engine takes next."""
+    async def _prepare(self, inputs: Mapping[int, Input], done: int, bulk: bool) -> list[Prepared]:
+        """Prepares those inputs that the engine takes next; `done` is the number of earlier ones.
+
+        The keys of `inputs` are their indices in the request.
+        """
         if len(inputs) == 1:
-            return [await self._preprocess(inputs[0], bulk)]
+            (source,) = inputs.values()
+            return [await self._preprocess(source, bulk)]
         count = self.client.most_queued(self.task.request_signature or 0)
-        part = inputs[first : first + count]
-        work = (self._preprocess_on_thread(source, bulk) for source in part)
-        return list(all_or_error(await asyncio.gather(*work, return_exceptions=True), first))
+        part = dict(itertools.islice(inputs.items(), done, done + count))
+        results: Sequence[Prepared | BaseException]
+        if self.task.prepares_together:
+            results = await self._threads.run(lambda: self._timed_together([*part.values()]), bulk)
+        else:
+            work = (self._preprocess_on_thread(source, bulk) for source in part.values())
+            results = await asyncio.gather(*work, return_exceptions=True)
+        return list(all_or_error(results, [*part]))
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
@@ -345,6 +363,15 @@ class ServedModel:
         self._metrics.decode.observe(time.perf_counter() - started)
         return prepared
 
+    def _timed_together(self, inputs: Sequence[Input]) -> list[Prepared | RequestError]:
+        """Returns the items of many inputs; measures the time that preparing one of them takes."""
+        started = time.perf_counter()
+        prepared = self.task.preprocess_all([source.read() for source in inputs])
+        seconds = (time.perf_counter() - started) / len(inputs)
+        for _ in inputs:
+            self._metrics.decode.observe(seconds)
+        return prepared
+
     async def _postprocess(
         self, prepared: Sequence[Prepared], results: Sequence[ItemResult], top_k: int, bulk: bool
     ) -> list[list[Candidate]]:
@@ -360,6 +387,22 @@ class ServedModel:
                 candidates.append(await self._threads.run(work, bulk))
             first = end
         return candidates
+
+
+def without_repeats(inputs: Sequence[Input]) -> tuple[dict[int, Input], list[int]]:
+    """Returns inputs by their indices, without those that are equal to others, and each input's place.
+
+    Raises RequestError.
+    """
+    contents = all_or_error([result_or_error(source.read) for source in inputs], range(len(inputs)))
+    numbers: dict[str, int] = {}
+    different: dict[int, Input] = {}
+    places = []
+    for index, fields in enumerate(contents):
+        places.append(numbers.setdefault(repr(fields), len(different)))
+        if places[-1] == len(different):
+            different[index] = Input(inputs[index].size, partial(dict, fields))
+    return different, places
 
 
 def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:
@@ -381,12 +424,9 @@ def check_count(count: int, most: int) -> None:
         )
 
 
-def all_or_error(results: Sequence[Prepared | BaseException], first: int = 0) -> Iterator[Prepared]:
-    """Yields the results of `asyncio.gather`. Raises the first error, prefixed with its batch element.
-
-    `first` is the index of the first element.
-    """
-    for index, result in enumerate(results, first):
+def all_or_error(results: Sequence[T | BaseException], indices: Sequence[int]) -> Iterator[T]:
+    """Yields the results of batch elements. Raises the first error, with its element's index in front."""
+    for index, result in zip(indices, results, strict=True):
         if isinstance(result, BaseException):
             if isinstance(result, ServingError):
                 result.detail = f"element {index}: {result.detail}"

@@ -42,7 +42,7 @@ class Processor:
         self.opened.append(fp16)
         return ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
-    def open_file(self, path: Path) -> ort.InferenceSession:
+    def open_graph(self, path: Path) -> ort.InferenceSession:
         return ort.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def share(self, size: int) -> float:

@@ -27,7 +27,7 @@ DESCRIBED: dict[str, Any] = {"name": "made", "version": "1", "task": TENSOR}
 
 def signature(made: onnx.ModelProto, folder: Path, **limits: int) -> Signature:
     path = graphs.saved(made, folder) / "model.onnx"
-    return graph_signature(path, ModelDescription(**DESCRIBED, limits=limits))
+    return graph_signature(path, Model(folder, ModelDescription(**DESCRIBED, limits=limits)))
 
 
 def identity(asked: Axes, answered: Axes, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -287,7 +287,7 @@ def test_what_cannot_be_served_is_said_in_words(
 def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ConfigurationError, match="cannot be"):
-        graph_signature(tmp_path / "model.onnx", ModelDescription(**DESCRIBED))
+        graph_signature(tmp_path / "model.onnx", Model(tmp_path, ModelDescription(**DESCRIBED)))
 
 
 @pytest.mark.parametrize("version", [None, "1"])

@@ -162,7 +162,11 @@ def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        ({"architectures": ["ViTModel"]}, {}, r"config\.json cannot be served: architectures is ViTM"),
+        (
+            {"architectures": ["ViTForMasked"]},
+            {},
+            r"config\.json cannot be served: architectures is ViTForM",
+        ),
         ({"architectures": None}, {}, "architectures names 0 networks"),
         ({"architectures": "x"}, {}, r"config\.json cannot be served: architectures: "),
         ({"auto_map": {"AutoModel": "mine.Mine"}}, {}, r"config\.json cannot be served: auto_map"),

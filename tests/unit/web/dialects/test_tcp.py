@@ -47,6 +47,7 @@ class Service:
         limits = {"tcp_idle_timeout_s": 0.001, "body_timeout_ms": 1, "max_body_bytes": 1000}
         self.service = MagicMock(settings=Settings(**limits | fields))
         self.model = self.service.model()
+        self.model.task.usual_candidates = 1
         self.model.task.most_candidates, self.model.task.media_types = CLASSES, ("",)
         self.model.admitted().__aexit__.return_value = False
         timings = SimpleNamespace(decode_s=0.0, queue_s=0.0, infer_s=0.0, truncated=False)

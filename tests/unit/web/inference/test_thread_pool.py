@@ -87,7 +87,7 @@ def test_an_error_lets_go_what_was_sent() -> None:
 def test_an_error_among_several_lets_go_what_was_sent() -> None:
     kept = None
     try:
-        list(all_or_error([RefusedError()]))
+        list(all_or_error([RefusedError()], [0]))
     except RefusedError as error:
         kept = weakref.ref(error)
     assert kept is not None

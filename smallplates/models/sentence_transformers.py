@@ -1,0 +1,153 @@
+"""Files of sentence-transformers: how the vectors of tokens become the vector of a text.
+
+`modules.json` names the steps: the network, pooling, linear layers, normalisation. Called by
+`tasks/embedding.py`.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, field_validator
+
+from smallplates.errors import ConfigurationError
+from smallplates.models.description import EmbeddingPipeline
+from smallplates.models.huggingface import CONFIG, File, read, refusing
+
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+TENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+LENGTHS = "sentence_*_config.json"
+"""The file with the length; the name has that of the network's type, mostly `bert`."""
+
+ACTIVATIONS = {"Identity": "Identity", "Tanh": "Tanh", "ReLU": "Relu", "Sigmoid": "Sigmoid"}
+"""Name of a linear layer's activation in torch.nn -> ONNX operator."""
+
+FLAG = "pooling_mode_"
+NAMES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}
+
+
+class Module(BaseModel):
+    """One of the steps."""
+
+    path: str
+    """Its folder; empty for the network."""
+
+    type: str
+
+    @property
+    def kind(self) -> str:
+        """Name of the class."""
+        return self.type.rpartition(".")[2]
+
+
+class Pooling(File):
+    """Content of `1_Pooling/config.json`: flags, and since version 5.3 the name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pooling_mode: str | list[str] | None = None
+    include_prompt: bool = True
+
+    @property
+    def modes(self) -> list[str]:
+        """Names of the poolings, whose results are concatenated."""
+        if self.pooling_mode:
+            return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
+        flags = [
+            name.removeprefix(FLAG) for name, value in (self.model_extra or {}).items() if value is True
+        ]
+        return [NAMES.get(name, name) for name in flags] or ["mean"]
+
+
+class Dense(File):
+    """Content of a linear layer's `config.json`."""
+
+    in_features: PositiveInt
+    out_features: PositiveInt
+    bias: bool = True
+    activation_function: str = "Tanh"
+
+    @field_validator("activation_function")
+    @classmethod
+    def name_of_activation(cls, path: str) -> str:
+        """Returns the name of the class alone. Raises ValueError if it is not supported."""
+        name = path.rpartition(".")[2]
+        if name not in ACTIVATIONS:
+            raise ValueError(f"{name[:40]} is not supported; supported are {', '.join(ACTIVATIONS)}")
+        return name
+
+
+class Prompts(File):
+    """Content of `config_sentence_transformers.json`."""
+
+    prompts: dict[str, str] = Field(default={})
+    default_prompt_name: str | None = None
+
+
+class Length(File):
+    """Content of `sentence_bert_config.json`."""
+
+    max_seq_length: PositiveInt | None = None
+    do_lower_case: bool = False
+
+
+def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
+    """Returns what `modules.json` and the files that it names say; None without it, or without pooling.
+
+    Raises ConfigurationError for steps that are not supported.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    with refusing(path):
+        network, *steps = TypeAdapter(list[Module]).validate_json(path.read_bytes()) or [
+            Module(path="", type="")
+        ]
+        kinds = [step.kind for step in steps]
+        if "Pooling" not in kinds:
+            return None
+        normalizes = kinds[-1] == "Normalize"
+        linear = steps[1 : len(steps) - normalizes]
+        if network.path or kinds[0] != "Pooling" or any(step.kind != "Dense" for step in linear):
+            raise ValueError(
+                f"its modules are {', '.join([network.kind, *kinds])}; supported are a network in the "
+                "folder itself, Pooling, any number of Dense, and Normalize or not"
+            )
+    pooling = read(folder / steps[0].path / CONFIG, Pooling)
+    for step in linear:
+        read_dense(folder / step.path)
+    file = folder / PROMPTS
+    prompts = read(file, Prompts) if file.is_file() else Prompts()
+    if not pooling.include_prompt and prompts.prompts:
+        raise ConfigurationError(
+            f"{folder} cannot be served: its pooling leaves prompts out (include_prompt)"
+        )
+    with refusing(folder / steps[0].path / CONFIG):
+        return EmbeddingPipeline.model_validate(
+            {
+                "pooling": "+".join(pooling.modes),
+                "dense": [step.path for step in linear],
+                "normalize": normalizes,
+                "lower_case": read_length(folder).do_lower_case,
+                **prompts.model_dump(include={"prompts", "default_prompt_name"}),
+            }
+        )
+
+
+def read_length(folder: Path) -> Length:
+    """Reads the length of texts that the model was made for. Raises ConfigurationError."""
+    return next((read(path, Length) for path in sorted(folder.glob(LENGTHS))), Length())
+
+
+def read_dense(folder: Path) -> tuple[Path, Dense]:
+    """Returns the path of a linear layer's weights, and what its configuration says.
+
+    Raises ConfigurationError, also for a pickle.
+    """
+    dense, weights = read(folder / CONFIG, Dense), folder / TENSORS
+    if weights.is_file():
+        return weights, dense
+    if (folder / PICKLE).exists():
+        raise ConfigurationError(
+            f"{folder / PICKLE} is a pickle, which may run code: save the model again with "
+            "sentence-transformers 2.3 or later, which writes safetensors"
+        )
+    raise ConfigurationError(f"{weights} is missing")

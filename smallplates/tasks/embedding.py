@@ -1,0 +1,136 @@
+"""Embedding: a text in, a vector out, with the pooling and the prompts of sentence-transformers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+from tokenizers import normalizers
+
+from smallplates.errors import InvalidRequestError
+from smallplates.models.description import EmbeddingPipeline
+from smallplates.models.huggingface import Config
+from smallplates.models.sentence_transformers import embedding_pipeline, read_length
+from smallplates.models.tensors import Array
+from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.text import TOKENS, Reading, TextTask
+from smallplates.tasks.tokenizer import text_pipeline
+
+LEAST_LENGTH = np.float32(1e-12)
+"""Shorter vectors are divided by this, as by torch's `normalize`."""
+
+GENERATORS = ("HeadModel", "HeadsModel")
+"""Ends of architectures that generate texts, although they end in `Model`."""
+
+NO_MODULES = "the folder has no modules.json: tokens are averaged (mean), vectors keep their length"
+
+
+class EmbeddingRequest(BaseModel):
+    """A text, and how its vector should be."""
+
+    text: str = Field(min_length=1)
+    dimensions: int | None = Field(
+        default=None, ge=1, description="How many of the first numbers to return; all by default."
+    )
+    normalize: bool | None = Field(
+        default=None,
+        description="Whether the vector has the length 1. By default, as the model's files say.",
+    )
+    prompt_name: str | None = Field(
+        default=None, description="Which of the model's prompts to put before the text."
+    )
+    truncate: bool | None = Field(
+        default=None,
+        description="Whether a long text is cut, or refused. By default, as SERVING_LONG_TEXT says.",
+    )
+    truncation_direction: str | None = Field(
+        default=None, description="End at which a long text is cut: left or right."
+    )
+
+
+class EmbeddingResponse(BaseModel):
+    """A text's vector."""
+
+    embedding: list[float] = Field(json_schema_extra={"items": {"type": "number", "format": "float"}})
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a request says of its vector."""
+
+    dimensions: int | None
+    normalize: bool
+
+
+class Embedding(TextTask):
+    """Tokenises texts; cuts and normalises their vectors, which leave the network without that."""
+
+    request_schema = EmbeddingRequest.model_json_schema()
+    request = fields_of(request_schema)
+    answer_schema = EmbeddingResponse.model_json_schema()
+    answer = fields_of(answer_schema)
+    list_fields = ("text",)
+    media_types = ("text/plain",)
+    example_type = "text/plain"
+    example = MappingProxyType({"text": "The soup was wonderful."})
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        model, _, signatures, _ = arguments
+        self._pipeline: EmbeddingPipeline = model.description.embedding_pipeline
+        self.dimensions = int(signatures[TOKENS].outputs[0].shape[0])
+        """Length of the model's vectors."""
+
+        self.pooling = self._pipeline.pooling
+        self.prompts = self._pipeline.prompts
+        if self._pipeline.lower_case:
+            own = self.tokenizer.normalizer
+            self.tokenizer.normalizer = normalizers.Sequence(
+                [normalizers.Lowercase(), *([own] if own else [])]
+            )
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
+        """Returns `text` and `embedding`; see `Task.from_export`."""
+        pipeline, (architecture,) = embedding_pipeline(folder), config.architectures or [""]
+        if pipeline is None:
+            if not architecture.endswith("Model") or architecture.endswith(GENERATORS):
+                return None
+            pipeline = EmbeddingPipeline(note=NO_MODULES)
+        text, stated = text_pipeline(folder, config), read_length(folder).max_seq_length
+        if stated:
+            most = min(stated, config.positions or stated)
+            text = text.model_copy(update={"max_tokens": most})
+        return {"text": text, "embedding": pipeline}
+
+    def read(self, fields: Fields) -> Reading:
+        """Returns the text with its prompt, and the vector's form. Raises RequestError."""
+        dimensions, normalize = fields.get("dimensions"), fields.get("normalize")
+        if dimensions is not None and not 1 <= dimensions <= self.dimensions:
+            raise InvalidRequestError(
+                f"dimensions must be from 1 to {self.dimensions}, not {dimensions}"
+            )
+        name = fields.get("prompt_name", self._pipeline.default_prompt_name)
+        if name is not None and name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise InvalidRequestError(f"the model has no prompt {name[:80]!r}; its prompts are: {known}")
+        prompt = self.prompts[name] if name is not None else ""
+        form = Form(dimensions, self._pipeline.normalize if normalize is None else normalize)
+        return self.reading({"text": fields["text"]}, self.side_of(fields), form, prompt)
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the vector, float32 [dimensions]."""
+        ((vector,),), form = outputs, prepared.context
+        vector = vector[: form.dimensions].astype(np.float32)
+        if form.normalize:
+            vector = vector / np.maximum(np.linalg.norm(vector), LEAST_LENGTH)
+        return [{"embedding": vector}]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
+        """Returns the vector."""
+        return candidates[0]

@@ -1,0 +1,142 @@
+"""Ranking: a query and texts in, a score for each text out, by a classifier of pairs with one label."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from smallplates.errors import InvalidRequestError, TextTooLongError
+from smallplates.models.huggingface import Config
+from smallplates.models.scores import sigmoid
+from smallplates.models.tensors import Array
+from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.text import TextTask
+
+MAX_TEXTS_BYTES = 2 * 1024 * 1024
+"""Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
+
+UNNAMED = "LABEL_0"
+"""Name of a label that nobody has named."""
+
+REGRESSION = "regression"
+
+
+class RankingRequest(BaseModel):
+    """A query, and texts that may answer it."""
+
+    query: str = Field(min_length=1)
+    texts: list[str] = Field(min_length=1)
+    raw_scores: bool | None = Field(
+        default=None,
+        description="Whether scores are the network's numbers, of any size, or from 0 to 1.",
+    )
+    truncate: bool | None = Field(
+        default=None,
+        description="Whether long texts are cut, or refused. By default, as SERVING_LONG_TEXT says.",
+    )
+    truncation_direction: str | None = Field(
+        default=None, description="End at which long texts are cut: left or right."
+    )
+
+
+class Rank(BaseModel):
+    """One of the texts."""
+
+    index: int = Field(ge=0, description="Place in `texts`, from 0.")
+    score: float = Field(json_schema_extra={"format": "float"})
+
+
+class RankingResponse(BaseModel):
+    """The texts, best first; of equal ones the first in the request comes first."""
+
+    ranking: list[Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Data that `Ranking.postprocess` needs."""
+
+    items: list[int]
+    """Index of the item of each text; equal texts share one."""
+
+    raw_scores: bool
+
+
+class Ranking(TextTask):
+    """Tokenises the query with each text, and sorts the texts by their scores."""
+
+    request_schema = RankingRequest.model_json_schema()
+    request = fields_of(request_schema)
+    answer_schema = RankingResponse.model_json_schema()
+    answer = fields_of(Rank.model_json_schema())
+    prepares_together = False
+    example = MappingProxyType(
+        {"query": "Is the soup good?", "texts": ["The soup was wonderful.", "The table was cold."]}
+    )
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.most_candidates = self.usual_candidates = arguments[1].max_request_items
+        self.limits = {**self.limits, "texts": self.most_candidates, "texts_bytes": MAX_TEXTS_BYTES}
+
+    @classmethod
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
+        """Returns `text` for a network with one label that is no class; see `Task.from_export`.
+
+        It is none if the label has no name, if problem_type is regression, or if the export is of
+        sentence-transformers' CrossEncoder.
+        """
+        if len(config.labels) != 1 or config.problem_type not in (None, REGRESSION):
+            return None
+        is_cross_encoder = config.sentence_transformers or config.sbert_ce_default_activation_function
+        if not (is_cross_encoder or config.problem_type or config.labels == [UNNAMED]):
+            return None
+        return super().from_export(folder, config)
+
+    def preprocess(self, fields: Fields) -> Prepared:
+        """Tokenises the query with each different text to an item.
+
+        Raises InvalidRequestError, InvalidTextError, TextTooLongError, or InternalError if the tokeniser
+        fails.
+        """
+        query, texts, side = fields["query"], fields["texts"], self.side_of(fields)
+        if not 1 <= len(texts) <= self.most_candidates:
+            raise InvalidRequestError(
+                f"texts may have 1 to {self.most_candidates} elements, not {len(texts)}"
+            )
+        size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+        if size > MAX_TEXTS_BYTES:
+            raise TextTooLongError(
+                f"the texts have {size} bytes; at most {MAX_TEXTS_BYTES} are accepted"
+            )
+        names: dict[str, str] = {}
+        for index, text in enumerate(texts):
+            names.setdefault(text, f"element {index} of texts")
+        readings = [self.reading({"query": query, name: text}, side) for text, name in names.items()]
+        encodings = self.encode([reading.texts for reading in readings])
+        parts = dict(zip(names, map(self.prepared, readings, encodings), strict=True))
+        places = {text: place for place, text in enumerate(names)}
+        return Prepared(
+            [item for part in parts.values() for item in part.items],
+            Texts([places[text] for text in texts], bool(fields.get("raw_scores"))),
+            truncated=any(part.truncated for part in parts.values()),
+            tokens=sum(parts[text].tokens for text in texts),
+        )
+
+    def postprocess(
+        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
+    ) -> list[Candidate]:
+        """Returns the index and the score of each text, best first."""
+        texts: Texts = prepared.context
+        logits = np.array([numbers[0] for (numbers,) in outputs], np.float32)[texts.items]
+        scores = logits if texts.raw_scores else sigmoid(logits)
+        order = np.argsort(-logits, kind="stable")[:top_k]
+        return [{"index": int(place), "score": float(scores[place])} for place in order]
+
+    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
+        """Returns all candidates."""
+        return {"ranking": candidates}

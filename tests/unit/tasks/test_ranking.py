@@ -1,0 +1,131 @@
+"""`smallplates.tasks.ranking`: from exports of pair classifiers with one label to scores."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.errors import InvalidRequestError, InvalidTextError, RequestError, TextTooLongError
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.supervision.planner import task_of
+from smallplates.tasks.base import Candidate
+from smallplates.tasks.ranking import MAX_TEXTS_BYTES, Ranking
+from smallplates.tasks.text import TOKENS
+from tests import exports, graphs
+
+TEXTS = ["awful", "bread", "wonderful", "warm", "awful"]
+CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+
+
+def saved(folder: Path, **config: Any) -> Path:
+    return exports.ranked(folder / "made", exports.word_piece(), config)
+
+
+def loaded(folder: Path, **settings: Any) -> Ranking:
+    model = Model.read(folder)
+    signatures = Ranking.plan(model, Settings(), graphs.compared(model))
+    task = task_of(model, Settings.model_validate(settings), {}, signatures)
+    assert isinstance(task, Ranking)
+    return task
+
+
+def ranking(folder: Path, top_k: int = 100, **fields: Any) -> list[Candidate]:
+    task, model, backend = loaded(folder), Model.read(folder), OnnxBackend()
+    backend.load(model, Settings(device="cpu"))
+    signature = Ranking.plan(model, Settings(), graphs.compared(model))[TOKENS]
+    prepared = task.preprocess({"query": "bread", **fields})
+    outputs = []
+    for item in prepared.items:
+        (logits,) = backend.infer(signature, [array[np.newaxis] for array in item])
+        outputs.append([logits[0]])
+    return task.postprocess(prepared, outputs, top_k)
+
+
+def test_texts_are_sorted_and_equal_ones_keep_their_order(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    raw = ranking(folder, texts=TEXTS, raw_scores=True)
+    assert [rank["index"] for rank in raw] == [2, 3, 1, 0, 4]
+    logits = [12 / 5, 12 / 5, 0, -12 / 5, -12 / 5]  # the mean over [CLS] bread [SEP] text [SEP]
+    assert [rank["score"] for rank in raw] == pytest.approx(logits, abs=1e-6)
+    scores = ranking(folder, texts=TEXTS)
+    assert [rank["index"] for rank in scores] == [2, 3, 1, 0, 4]
+    expected = [1 / (1 + np.exp(-logit)) for logit in logits]
+    assert [rank["score"] for rank in scores] == pytest.approx(expected, abs=1e-6)
+    assert ranking(folder, 2, texts=TEXTS) == scores[:2]
+
+
+def test_equal_texts_are_computed_once(tmp_path: Path) -> None:
+    prepared = loaded(saved(tmp_path)).preprocess(
+        {"query": "warm", "texts": ["soup"] * 9 + ["bread"] * 9}
+    )
+    assert len(prepared.items) == 2
+    assert prepared.tokens == 18 * 5
+
+
+def test_items_are_the_pairs(tmp_path: Path) -> None:
+    tokenizer = exports.word_piece()
+    long, longer = "warm " * 50, "bread " * 90
+    for direction in ("left", "right"):
+        task = loaded(saved(tmp_path), long_text="truncate")
+        tokenizer.enable_truncation(64, direction=direction)
+        for query in ("warm", long, longer):
+            prepared = task.preprocess(
+                {"query": query, "texts": ["soup", longer, long], "truncation_direction": direction}
+            )
+            expected = tokenizer.encode_batch([(query, text) for text in ("soup", longer, long)])
+            assert [item[0].tolist() for item in prepared.items] == [pair.ids for pair in expected]
+            assert prepared.truncated
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"texts": []}, InvalidRequestError, "texts may have 1 to 4 elements, not 0"),
+        ({"texts": ["a"] * 5}, InvalidRequestError, "texts may have 1 to 4 elements, not 5"),
+        ({"texts": ["warm", " "]}, InvalidTextError, "the element 1 of texts is empty"),
+        ({"texts": ["warm", "\ud83d"]}, InvalidTextError, "the element 1 of texts contains an unpaired"),
+        ({"query": "\0", "texts": ["warm"]}, InvalidTextError, "the query has no characters"),
+        (
+            {"texts": ["warm " * 70]},
+            TextTooLongError,
+            "query and element 0 of texts together have 74 tokens",
+        ),
+        ({"texts": ["\ud83d" * MAX_TEXTS_BYTES]}, TextTooLongError, f"at most {MAX_TEXTS_BYTES}"),
+    ],
+)
+def test_what_is_not_ranked_is_refused(
+    tmp_path: Path, fields: dict[str, Any], error: type[RequestError], words: str
+) -> None:
+    task = loaded(saved(tmp_path), max_request_items=4)
+    with pytest.raises(error, match=words):
+        task.preprocess({"query": "warm", **fields})
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({}, "ranking"),
+        ({"problem_type": "regression"}, "ranking"),
+        ({"problem_type": "regression", "id2label": {"0": "similarity"}}, "ranking"),
+        ({"id2label": {"0": "relevant"}, **CROSS_ENCODER}, "ranking"),
+        (
+            {"id2label": {"0": "relevant"}, "sbert_ce_default_activation_function": "torch.nn.Identity"},
+            "ranking",
+        ),
+        ({"id2label": {"0": "toxic"}}, "text-classification"),
+        ({"problem_type": "multi_label_classification"}, "text-classification"),
+        ({"problem_type": "single_label_classification"}, "text-classification"),
+        ({"id2label": {"0": "NO", "1": "YES"}, **CROSS_ENCODER}, "text-classification"),
+    ],
+)
+def test_what_one_label_means(tmp_path: Path, config: dict[str, Any], task: str) -> None:
+    assert Model.read(saved(tmp_path, **config)).description.task == task
+
+
+def test_modules_without_pooling_are_those_of_a_cross_encoder(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    exports.modules(folder)
+    assert Model.read(folder).description.task == "ranking"
