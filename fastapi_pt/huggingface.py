@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastapi_pt.pooling import Vectors
 from smallplates import extras
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import CONFIG
+from smallplates.models.sentence_transformers import read_dense
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Signature, TensorSpec
 
@@ -69,8 +71,9 @@ def image_network(model: Model) -> nn.Module:
 def token_network(model: Model) -> ByName:
     """Reads a network of texts, to be called as `signature_of` says. Raises ConfigurationError."""
     signature = signature_of(model)
+    network = read(model)
     return ByName(
-        read(model),
+        Vectors(network, model) if model.description.embedding else network,
         [spec.name for spec in signature.inputs],
         [spec.name for spec in signature.outputs],
     )
@@ -87,7 +90,9 @@ def signature_of(model: Model) -> Signature:
     kind = kind_of(model.description.task)
     if not network.__name__.endswith(kind.head or ""):
         raise ConfigurationError(f"{network.__name__} is supported neither for texts nor with tensors")
-    sizes = {"token": LENGTH, "label": config.num_labels}
+    sizes = {"token": LENGTH, "label": config.num_labels, "score": config.num_labels}
+    if model.description.embedding and (layers := model.description.embedding.dense):
+        sizes["hidden"] = read_dense(model.folder / layers[-1])[1].out_features
     shapes = {
         name: tuple(sizes.get(axis) or getattr(config, f"{axis}_size") for axis in axes)
         for name, axes in kind.outputs.items()
@@ -118,6 +123,10 @@ def read(model: Model) -> nn.Module:
         )
     except Exception as error:  # of transformers, safetensors and the network's own code
         raise ConfigurationError(f"{path} cannot be loaded: {first_line(error)}") from error
+    if model.description.embedding:  # its pooling is not the network's
+        loading_info["missing_keys"] = [
+            name for name in loading_info["missing_keys"] if not name.startswith("pooler.")
+        ]
     if wrong := misfits(loading_info):
         raise ConfigurationError(f"{path} does not fit {kind.__name__}: {wrong}")
     loaded: nn.Module = network
@@ -179,9 +188,14 @@ def input_names(model: Model) -> list[str]:
 
 
 def network_class(model: Model, config: Any) -> Any:
-    """Returns transformers' class that config.json names. Raises ConfigurationError."""
+    """Returns transformers' class that config.json names; the one without a head for embeddings.
+
+    Raises ConfigurationError.
+    """
     path, names = model.folder / CONFIG, config.architectures or []
     class_ = getattr(library(), names[0], None) if len(names) == 1 else None
+    if model.description.embedding and not config.is_encoder_decoder:
+        class_ = library().MODEL_MAPPING.get(type(config), None)
     if not isinstance(class_, type) or not issubclass(class_, library().PreTrainedModel):
         raise ConfigurationError(
             f"{path} cannot be served: transformers {library().__version__} has no network for the "

@@ -23,6 +23,7 @@ from flask_app.settings import Settings as PageSettings
 from smallplates.cli.commands import COMMANDS
 from smallplates.errors import RequestError, RetryableError, ServingError
 from smallplates.models.description import (
+    EmbeddingPipeline,
     ImagePipeline,
     Int8Verdict,
     ModelDescription,
@@ -41,6 +42,7 @@ BASES = (ServingError, RequestError, RetryableError)
 SECTIONS = {
     ImagePipeline.__name__: "image",
     TextPipeline.__name__: "text",
+    EmbeddingPipeline.__name__: "embedding",
     Thresholds.__name__: "thresholds",
     Int8Verdict.__name__: "int8",
 }
@@ -57,8 +59,9 @@ PRECISIONS = {
     "`auto` uses it if it agrees with fp32.",
     "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
     "`auto` uses it if it agrees with fp32 and is faster.",
-    "int8": "On CPUs. For images and text classification, from a file that `smallplates export` or "
-    "`smallplates quantize` writes; `auto` uses the file if it is fit, agrees with fp32 and is faster. "
+    "int8": "On CPUs. For images, text classification, embeddings and ranking, from a file that "
+    "`smallplates export` or `smallplates quantize` writes; `auto` uses the file if it is fit, agrees "
+    "with fp32 and is faster. "
     "For `question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
     "`SERVING_PRECISION=int8`.",
 }
@@ -260,6 +263,7 @@ def parts() -> dict[str, dict[str, str]]:
             "model": fields_table(ModelDescription),
             "image": fields_table(ImagePipeline),
             "text": fields_table(TextPipeline),
+            "embedding": fields_table(EmbeddingPipeline),
             "int8": fields_table(Int8Verdict),
             "thresholds": fields_table(Thresholds),
         },

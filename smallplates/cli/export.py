@@ -3,10 +3,13 @@
 `smallplates export torchvision --weights FILE ...` takes a state dict (safetensors, or a `.pt` file that
 holds only tensors), `smallplates export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json`
 and `OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `smallplates quantize
-FOLDER` does that for an existing folder.
+FOLDER` does that for an existing folder. `smallplates export transformers FOLDER` writes the graph of a
+network for texts.
 """
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +18,14 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
+from smallplates.cli import hub
 from smallplates.errors import ConfigurationError, in_words
 from smallplates.export import given_graph, int8, int8_text
 from smallplates.export.folder import described, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
 from smallplates.models.description import INT8_KINDS, ImagePipeline, ModelDescription
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import CONFIG
 from smallplates.models.task_kinds import kind_of
 
 
@@ -201,6 +206,37 @@ def from_onnx(
     for note in notes:
         typer.echo(f"{file}: {note}")
     finish(out, description, options)
+
+
+@app.command("transformers")
+def from_transformers(
+    source: Annotated[
+        str, typer.Argument(help="Folder with safetensors, or a model id of the Hugging Face Hub.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the graph and what belongs to it; by default the same."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+) -> None:
+    """Writes onnx/model.onnx for a network of texts, such as one of sentence-transformers."""
+    is_id = hub.is_id(source)
+    if is_id and out is None:
+        raise typer.BadParameter("--out is needed for a model of the Hugging Face Hub")
+    folder = hub.fetch(source, revision, ["pt"]) if is_id else Path(source)
+    model = Model.read(folder, name=source.rpartition("/")[2] if is_id else "")
+    if not (kind_of(model.description.task).outputs and (folder / CONFIG).is_file()):
+        raise ConfigurationError(f"{source} is not an export of a network for texts by transformers")
+    from smallplates.export import text_network  # PyTorch and transformers
+
+    out = out or folder
+    text_network.write(model, out / "onnx" / "model.onnx")
+    for path in itertools.chain.from_iterable(map(folder.glob, hub.DESCRIPTION)):
+        place = out / path.relative_to(folder)
+        if not place.exists():
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, place)
+    typer.echo(f"serve it with: smallplates serve {out}")
 
 
 @quantise_app.command(cls=Quantise)

@@ -9,12 +9,19 @@ from smallplates.errors import ConfigurationError
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-DESCRIPTION = ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"]
+DESCRIPTION = [
+    *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
+    *("*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"),
+]
 ONNX = ["model.onnx", "onnx/model.onnx"]
 WEIGHTS = {
     # and weights that a graph has in a file beside it
     "onnx": [*ONNX, "model.onnx[._]data*", "onnx/model.onnx[._]data*"],
-    "int8": ["model_quantized.onnx", "onnx/model_quantized.onnx", "*model_quantized.json"],
+    "int8": [
+        *("model_quantized.onnx", "onnx/model_quantized.onnx", "*model_quantized.json"),
+        *("model_quantized.onnx[._]data*", "onnx/model_quantized.onnx[._]data*"),
+    ],
     "pt": ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"],
 }
 
@@ -72,7 +79,7 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
         raise ConfigurationError(f"{repository} cannot be downloaded: {reason}") from error
     if "onnx" in kinds and not any((folder / name).is_file() for name in ONNX):
         raise ConfigurationError(
-            f"{repository} has no ONNX file; export it with `optimum-cli export onnx --model "
-            f"{repository} FOLDER`, or serve it with --backend pt"
+            f"{repository} has no ONNX file; write one with `smallplates export transformers "
+            f"{repository} --out FOLDER`, or serve it with --backend pt"
         )
     return folder

@@ -134,7 +134,15 @@ class Model:
         if self._is_unlisted(kind):
             return self.folder / relative
         if not self._has_model_json:
-            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs")
+            cure = ""
+            if (
+                kind == GRAPH
+                and kind_of(self.description.task).outputs
+                and self.has("model.safetensors")
+            ):
+                export = f"smallplates export transformers {self.folder}"
+                cure = f": write it with `{export}`, or use --backend pt"
+            raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs{cure}")
         raise ConfigurationError(
             f"the model {self.description.name} has no {relative} for this backend: "
             f"no model.json in {self.folder} names one (smallplates export writes both)"

@@ -11,10 +11,13 @@ from pydantic import BaseModel, Field
 from tokenizers import normalizers
 
 from smallplates.errors import InvalidRequestError
+from smallplates.logging import logger
 from smallplates.models.description import EmbeddingPipeline
+from smallplates.models.folder import Model
 from smallplates.models.huggingface import Config
 from smallplates.models.sentence_transformers import embedding_pipeline, read_length
-from smallplates.models.tensors import Array
+from smallplates.models.tensors import Array, Signature
+from smallplates.settings import Settings
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import TOKENS, Reading, TextTask
 from smallplates.tasks.tokenizer import text_pipeline
@@ -105,6 +108,13 @@ class Embedding(TextTask):
             most = min(stated, config.positions or stated)
             text = text.model_copy(update={"max_tokens": most})
         return {"text": text, "embedding": pipeline}
+
+    @classmethod
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
+        """Returns the signatures, see `TextTask.plan`; logs what the model's files leave open."""
+        if note := model.description.embedding_pipeline.note:
+            logger().info("pooling", model=model.description.name, reason=note)
+        return super().plan(model, settings, *graph)
 
     def read(self, fields: Fields) -> Reading:
         """Returns the text with its prompt, and the vector's form. Raises RequestError."""

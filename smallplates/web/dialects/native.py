@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Trial
 from smallplates.errors import InvalidRequestError
-from smallplates.models.description import ImagePipeline, TextPipeline, Thresholds
+from smallplates.models.description import EmbeddingPipeline, ImagePipeline, TextPipeline, Thresholds
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
 from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, rows_of
@@ -54,6 +54,7 @@ class ModelResponse(BaseModel):
     labels: list[str]
     image: ImagePipeline | None
     text: TextPipeline | None = Field(default=None, description="For texts only.")
+    embedding: EmbeddingPipeline | None = Field(default=None, description="For embeddings only.")
     request_schema: dict[str, Any] | None = Field(
         description="JSON schema of `POST /predict`; null for a graph that is called with tensors only."
     )

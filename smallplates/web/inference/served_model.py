@@ -214,8 +214,7 @@ class ServedModel:
         """Returns the content of `GET /model`."""
         fields = {"name", "version", "description", "task", "labels", "image"}
         fields |= {"thresholds", "accuracy"}
-        if self.description.text:
-            fields.add("text")
+        fields |= {name for name in ("text", "embedding") if getattr(self.description, name)}
         report, memory, task = self.report, self.client.memory, self.task
         first = self.signatures[0]
         return {
@@ -425,7 +424,7 @@ def check_count(count: int, most: int) -> None:
 
 
 def all_or_error(results: Sequence[T | BaseException], indices: Sequence[int]) -> Iterator[T]:
-    """Yields the results of batch elements. Raises the first error, with its element's index in front."""
+    """Yields the results of batch elements. Raises the first error, with its index in front."""
     for index, result in zip(indices, results, strict=True):
         if isinstance(result, BaseException):
             if isinstance(result, ServingError):

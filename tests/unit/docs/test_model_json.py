@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from smallplates.models.description import (
+    EmbeddingPipeline,
     ImagePipeline,
     Int8Verdict,
     ModelDescription,
@@ -22,7 +23,7 @@ from tools import tables
 
 PAGE = (ROOT / "docs" / "model-json.md").read_text().partition("## Examples")[2]
 EXAMPLES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)$.*?^```json\n(.*?)^```$", PAGE, re.M | re.S))
-OBJECTS = (ModelDescription, ImagePipeline, TextPipeline, Int8Verdict, Thresholds)
+OBJECTS = (ModelDescription, ImagePipeline, TextPipeline, EmbeddingPipeline, Int8Verdict, Thresholds)
 
 
 def test_every_task_has_an_example() -> None:
