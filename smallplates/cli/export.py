@@ -10,6 +10,7 @@ network for texts.
 import itertools
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,10 +24,16 @@ from smallplates.errors import ConfigurationError, in_words
 from smallplates.export import given_graph, int8, int8_text
 from smallplates.export.folder import described, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
-from smallplates.models.description import INT8_KINDS, ImagePipeline, ModelDescription
+from smallplates.models.description import (
+    INT8_KINDS,
+    ImagePipeline,
+    Int8Verdict,
+    Kind,
+    ModelDescription,
+)
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import CONFIG
-from smallplates.models.task_kinds import kind_of
+from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION, kind_of
 
 
 class NoInt8Error(ConfigurationError):
@@ -298,10 +305,12 @@ def write_int8(model: Model, options: Int8Options) -> None:
     The verdicts are stored in model.json, or beside the files of a folder that has none, such as an
     export from Hugging Face.
     """
-    needs = kind_of(model.description.task).needs
-    add = int8_text.add if "labels" in needs and "text" in needs else int8.add
     try:
-        verdicts = add(model, options)
+        verdicts: Mapping[Kind, Int8Verdict]
+        if model.description.task in (TEXT_CLASSIFICATION, EMBEDDING, RANKING):
+            verdicts = int8_text.add(model, options)
+        else:
+            verdicts = int8.add(model, options)
     except (ConfigurationError, OSError) as error:
         raise NoInt8Error(str(error)) from error
     version = model.description.version

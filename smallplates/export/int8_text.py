@@ -1,11 +1,13 @@
-"""Int8 file of a text classifier: made by dynamic quantisation, judged beside fp32; for `cli/export.py`.
+"""Int8 file of a network for texts: by dynamic quantisation, judged beside fp32; for `cli/export.py`.
 
 The weights of matrix products are rounded, each column with a scale of its own; the activations are
-rounded while they are computed. That needs no calibration: sentences are for the verdict only.
+rounded while they are computed. That needs no calibration: sentences are for the verdict only. Classes
+are judged by how many are the same, vectors by their cosine, scores of a ranking by their difference.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,35 +20,37 @@ from fastapi_onnx.network import Network, open_session, signature_of
 from smallplates.errors import ConfigurationError, RequestError
 from smallplates.export.int8 import Options
 from smallplates.export.int8_onnx import in_one_line, silent_logging
-from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes
+from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes, milliseconds
 from smallplates.export.stored_weights import restore_float32_weights, store_weights
-from smallplates.models.description import Kind
+from smallplates.models.description import Int8Verdict, Kind
 from smallplates.models.folder import Model
-from smallplates.models.scores import ACTIVATIONS
-from smallplates.models.tensors import Array
+from smallplates.models.scores import ACTIVATIONS, sigmoid
+from smallplates.models.task_kinds import EMBEDDING, RANKING, kind_of
+from smallplates.models.tensors import Item
 from smallplates.settings import Settings
-from smallplates.tasks.text import IDS, TOKENS
-from smallplates.tasks.text_classification import TextClassification
 from smallplates.worker import precision_check
 
 FP32: Kind = "model.onnx"
 INT8: Kind = "model_quantized.onnx"
 METHOD = "dynamic"
 QUANTISED = ["MatMul", "Gemm"]
+LEAST_COSINES = (0.99, 0.95)
+"""The least mean and worst cosine of vectors in int8 and fp32."""
+
+MAX_GAPS = (0.05, 0.2)
+"""The largest mean and worst difference of scores, which are from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Sentences:
     """Texts as the network gets them."""
 
-    tokens: list[NDArray[np.int64]]
-    """Numbers [tokens] of each."""
-
+    items: list[Item]
     labels: NDArray[np.int64] | None
     """Class indices [N]; None unless all sentences have one."""
 
 
-def add(model: Model, options: Options) -> dict[Kind, Verdict]:
+def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
     """Writes the int8 file beside the fp32 one; returns the verdict.
 
     Raises ConfigurationError and OSError; then every file is as it was.
@@ -86,41 +90,43 @@ def quantise(source: Path, out: Path) -> None:
 
 
 def read(path: Path, model: Model, most: int) -> Sentences:
-    """Reads up to `most` lines of a sentence, and a tab and its label where there is one.
+    """Reads up to `most` lines: of a text and, behind a tab, its label where there is one.
 
-    A label is one of the model's, or an index. A first line `sentence`, as GLUE's files have it, is left
-    out, and so are texts that the model does not take. Raises ConfigurationError if there is no other or
-    a label is unknown, and OSError.
+    For a ranking, a line is a query, a tab and a text; for vectors it is a text. A label is one of the
+    model's, or an index. A first line `sentence`, as GLUE's files have it, is left out, and so are texts
+    that the model does not take. Raises ConfigurationError if there is no other or a label is unknown,
+    and OSError.
     """
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate"})
-    signatures = TextClassification.plan(model, settings, signature_of(model))
-    task = TextClassification(model, settings, signatures, {})
-    place = [spec.name for spec in signatures[TOKENS].inputs].index(IDS)
-    tokens: list[NDArray[np.int64]] = []
+    kind = kind_of(model.description.task)
+    signatures = kind.load().plan(model, settings, signature_of(model))
+    task = kind.load()(model, settings, signatures, {})
+    items: list[Item] = []
     labels: list[int | None] = []
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not text in UTF-8: {error.reason}") from error
     for number, line in enumerate(lines, 1):
-        text, _, label = line.partition("\t")
-        label = label.strip()
-        if text == "sentence" and not tokens:
+        text, _, label = line.partition("\t") if kind.name != EMBEDDING else (line, "", "")
+        fields = {"query": text, "texts": [label]} if kind.name == RANKING else {"text": text}
+        label = label.strip() if model.labels else ""
+        if text == "sentence" and not items:
             continue
         if label and class_index(label, model.labels) is None:
             known = ", ".join(model.labels)
             raise ConfigurationError(f"{path}, line {number}: the label {label!r} is none of {known}")
         try:
-            (item,) = task.preprocess({"text": text}).items
+            (item,) = task.preprocess(fields).items
         except RequestError:
             continue
-        tokens.append(np.asarray(item[place], np.int64))
+        items.append(item)
         labels.append(class_index(label, model.labels))
-        if len(tokens) == most:
+        if len(items) == most:
             break
-    if not tokens:
+    if not items:
         raise ConfigurationError(f"{path} has no sentence that the model takes")
-    return Sentences(tokens, None if None in labels else np.array(labels, np.int64))
+    return Sentences(items, None if None in labels else np.array(labels, np.int64))
 
 
 def class_index(label: str, labels: list[str]) -> int | None:
@@ -130,38 +136,64 @@ def class_index(label: str, labels: list[str]) -> int | None:
     return int(label) if label.isdecimal() and int(label) < len(labels) else None
 
 
-def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Verdict:
+def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8Verdict:
     """Compares the int8 file with fp32 on the sentences, one at a time."""
-    source = model.file(FP32)
-    fp32, int8 = (network(model, path) for path in (source, made))
-    activation = ACTIVATIONS[model.description.text_pipeline.activation]
+    source, samples = model.file(FP32), precision_check.sample_tokens(model)
+    networks = network(model, source), network(model, made)
     expected, actual = (
-        activation(
-            np.concatenate([infer(tokens[np.newaxis]) for tokens in tqdm(sentences.tokens, delay=2)])
+        np.concatenate(
+            [one.compared([a[None] for a in item])[0] for item in tqdm(sentences.items, delay=2)]
         )
-        for infer in (fp32, int8)
+        for one in networks
     )
-    return Verdict(
-        **comparison(
-            model,
-            expected,
-            actual,
-            sentences.labels,
-            (fp32, int8),
-            precision_check.sample_tokens(model),
-            "texts",
-        ),
-        megabytes={"fp32": megabytes(source), "int8": megabytes(made)},
-        method=method,
-        fp32_nodes=[],
-    )
+    logits = logits_of(networks[0]), logits_of(networks[1])
+    sizes = {"fp32": megabytes(source), "int8": megabytes(made)}
+    if model.labels:
+        activation = ACTIVATIONS[model.description.text_pipeline.activation]
+        answers = activation(expected), activation(actual)
+        fields = comparison(model, *answers, sentences.labels, logits, samples, "texts")
+        return Verdict(**fields, megabytes=sizes, method=method, fp32_nodes=[])
+    names = dict(zip(("fp32", "int8"), logits, strict=True))
+    outputs = [np.concatenate([infer(one[None]) for one in samples]) for infer in logits]
+    compared = (likeness if model.description.embedding else closeness)(expected, actual)
+    difference = round(precision_check.comparison_for(model)(*outputs).mean, 4)
+    ms = milliseconds(names, samples)
+    further = {"sample_difference": difference, "method": method, "megabytes": sizes, "batch_ms": ms}
+    return Int8Verdict.model_validate({**compared, **further})
 
 
-def network(model: Model, path: Path) -> Logits:
-    """Returns a function from numbers of tokens [N, tokens] to logits. Raises ConfigurationError."""
-    made = Network(model, open_session(model, path, Settings(device="cpu"), None))
+def likeness(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> dict[str, Any]:
+    """Returns whether vectors [N, size] point in the same directions in int8 as in fp32."""
+    lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(actual, axis=1)
+    cosines = (expected * actual).sum(1) / lengths.clip(1e-12)
+    mean, worst = float(cosines.mean()), float(cosines.min())
+    return {
+        "fit": mean >= LEAST_COSINES[0] and worst >= LEAST_COSINES[1],
+        "reason": f"the cosine of {len(cosines)} texts with fp32 is {mean:.4f} on average and "
+        f"{worst:.4f} at worst; {LEAST_COSINES[0]} and {LEAST_COSINES[1]} are needed",
+        "mean_cosine": round(mean, 5),
+        "worst_cosine": round(worst, 5),
+    }
 
-    def logits(tokens: Array) -> NDArray[np.float32]:
-        return made.compared(precision_check.token_inputs(made.signature, tokens))[0]
 
-    return logits
+def closeness(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> dict[str, Any]:
+    """Returns whether scores [N, 1] are nearly the same in int8 as in fp32."""
+    gaps = np.abs(sigmoid(expected) - sigmoid(actual))
+    mean, worst = float(gaps.mean()), float(gaps.max())
+    return {
+        "fit": mean <= MAX_GAPS[0] and worst <= MAX_GAPS[1],
+        "reason": f"the scores of {len(gaps)} texts differ from fp32 by {mean:.4f} on average and "
+        f"{worst:.4f} at worst; {MAX_GAPS[0]} and {MAX_GAPS[1]} are accepted",
+        "mean_difference": round(mean, 5),
+        "worst_difference": round(worst, 5),
+    }
+
+
+def network(model: Model, path: Path) -> Network:
+    """Opens a file of the model on the CPU. Raises ConfigurationError."""
+    return Network(model, open_session(model, path, Settings(device="cpu"), None))
+
+
+def logits_of(made: Network) -> Logits:
+    """Returns a function from numbers of tokens [N, tokens] to a network's output."""
+    return lambda tokens: made.compared(precision_check.token_inputs(made.signature, tokens))[0]

@@ -35,6 +35,8 @@ def probabilities(expected: Array, found: Array) -> Difference:
     """
     if not np.isfinite(found).all():
         return Difference(math.inf, 1.0, False)
+    if expected.shape[-1] == 1:  # the probability of a single class is its sigmoid, so 0 for the other
+        expected, found = (np.concatenate((array, 0 * array), -1) for array in (expected, found))
     gaps = np.abs(softmax(expected) - softmax(found))
     has_same_best = np.array_equal(expected.argmax(-1), found.argmax(-1))
     return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)

@@ -214,6 +214,8 @@ def page_in(folder: Path) -> Iterator[Page]:
     (folder / "models" / "food11" / "2" / "model.json").write_text(second)
     exports.saved(folder / "exports" / "sentiment", exports.word_piece(), {}, names=NAMES)
     exports.asked(folder / "exports" / "questions", exports.word_piece(), {}, names=NAMES)
+    exports.encoded(folder / "exports" / "embeddings", exports.word_piece(), {}, names=NAMES)
+    exports.ranked(folder / "exports" / "reranker", exports.word_piece(), {}, names=NAMES)
     for name in ("export", "folder"):
         (folder / "path" / "to" / name).symlink_to(folder / "exports" / "sentiment")
     (folder / "models" / "distance" / "1").mkdir(parents=True)

@@ -1,11 +1,13 @@
-"""int8 of a text classifier: `smallplates quantize`, and what the ONNX backend makes of it."""
+"""int8 of networks for texts: `smallplates quantize`, and what the ONNX backend makes of it."""
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from benchmarks import text_model
@@ -18,6 +20,7 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.worker.choice import Candidate
 from smallplates.worker.precision_check import MAX_EXCESS, Samples, sample_tokens
+from tests import exports
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 FILE: Kind = "model_quantized.onnx"
@@ -88,10 +91,11 @@ def test_auto_serves_it_where_it_is_fit_and_faster(
 
 
 def test_both_precisions_compute_nearly_the_same(folder: Path) -> None:
-    from smallplates.export.int8_text import network
+    from smallplates.export.int8_text import logits_of, network
 
     model = Model.read(folder)
-    fp32, int8 = (network(model, model.file(kind))(sample_tokens(model)) for kind in (FP32, INT8))
+    networks = (network(model, model.file(kind)) for kind in (FP32, INT8))
+    fp32, int8 = (logits_of(each)(sample_tokens(model)) for each in networks)
     assert 0 < probabilities(fp32, int8).mean < 0.1
 
 
@@ -136,3 +140,43 @@ def test_a_label_that_the_model_does_not_have_is_refused(folder: Path, tmp_path:
     said = export(folder, "--calibrate", misspelt)
     known = ", ".join(Model.read(folder).labels)
     assert f"{misspelt}, line 3: the label 'POSITVE' is none of {known}" in said
+
+
+@pytest.mark.parametrize("task", ["embedding", "ranking"])
+def test_vectors_and_scores_are_judged_by_their_own_measure(tmp_path: Path, task: str) -> None:
+    tokenizer = exports.word_piece()
+    if task == "embedding":
+        folder = exports.encoded(tmp_path / "made", tokenizer, {})
+        dense = {"in_features": 4, "out_features": 4, "activation_function": "torch.nn.Identity"}
+        exports.modules(folder, ("Pooling", {"pooling_mode_cls_token": True}), ("Dense", dense))
+        tensors = {"linear.weight": np.eye(4, dtype=np.float32), "linear.bias": np.zeros(4, np.float32)}
+        save_file(tensors, folder / "2_Dense" / "model.safetensors")
+        lines, said = (
+            ["warm\tbread", "soup", " "],
+            "the cosine of 2 texts with fp32 is 1.0000 on average",
+        )
+    else:
+        folder = exports.ranked(tmp_path / "made", tokenizer, {})
+        lines, said = (
+            ["warm\tbread", "warm\tsoup", "alone"],
+            "the scores of 2 texts differ from fp32 by 0.0000",
+        )
+    (texts := tmp_path / "texts.txt").write_text("\n".join(lines))
+    assert f"{FILE}: fit; {said}" in export(folder, "--calibrate", texts)
+    kept = Model.read(folder).verdict(FILE)
+    assert kept is not None
+    assert (kept.fit, kept.method, kept.sample_difference) == (True, "dynamic", 0.0)
+
+
+def test_other_directions_and_scores_are_not_fit() -> None:
+    from smallplates.export.int8_text import closeness, likeness
+
+    vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    assert likeness(vectors, 3 * vectors)["fit"]
+    turned = vectors.copy()
+    turned[0, :4] *= -1
+    for other in (turned, vectors + np.float32(0.3) * vectors[::-1]):
+        assert not likeness(vectors, other)["fit"]
+    scores = np.linspace(-8, 8, 50, dtype=np.float32)[:, None]
+    assert closeness(scores, scores + np.float32(0.05))["fit"]
+    assert not closeness(scores, scores + 1)["fit"]

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from smallplates.models.comparison import Compare, Difference, difference, probabilities, relative
+from smallplates.models.comparison import (
+    Compare,
+    Difference,
+    difference,
+    directions,
+    probabilities,
+    relative,
+)
 from smallplates.models.tensors import Array
 
 LOGITS = np.array([[0, 0], [-4, 2]], np.float32)
@@ -24,6 +31,26 @@ def test_outputs_differ(compare: Compare, outputs: Sequence[Array], small: tuple
     for changed in (LOGITS.astype(float), LOGITS[:1], np.full_like(LOGITS, np.nan)):
         gap = difference(outputs, [changed, *outputs[1:]], compare)
         assert (gap.worst, gap.mean >= 1) == (math.inf, True)
+
+
+def test_a_single_class_is_compared_by_its_sigmoid() -> None:
+    gap = probabilities(np.array([[0], [9]], np.float32), np.array([[math.log(3)], [9]], np.float32))
+    assert gap[:2] == pytest.approx((0.25, 0.125), abs=1e-6)
+
+
+def test_vectors_are_compared_by_their_directions() -> None:
+    vectors = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    assert difference([vectors], [3 * vectors], directions).worst < 1e-6
+    other = vectors.copy()
+    other[0] = -other[0]
+    assert difference([vectors], [other], directions)[:2] == pytest.approx((2, 0.5))
+    cosine = 0.9998
+    turned = [[1, 0]], [[cosine, math.sqrt(1 - cosine**2)]]
+    gap = directions(*(np.array(each, np.float32) for each in turned))
+    assert gap.worst == pytest.approx(math.sqrt(2 - 2 * cosine), abs=1e-5)
+    assert directions(np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)).worst == 0
+    for wrong in (math.nan, math.inf):
+        assert directions(vectors, np.full_like(vectors, wrong)).worst == math.inf
 
 
 def test_another_most_probable_class_is_said_however_close_it_was() -> None:
