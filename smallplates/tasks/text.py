@@ -159,6 +159,8 @@ class TextTask(Task):
 
     def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
         """Tokenises the texts of many inputs as one batch; see `Task.preprocess_all`."""
+        if not self.prepares_together:
+            return super().preprocess_all(requests)
         readings = [result_or_error(self.read, fields) for fields in requests]
         valid = [reading.texts for reading in readings if isinstance(reading, Reading)]
         encodings = iter(self.encode(valid))

@@ -61,14 +61,16 @@ def corpus() -> Iterable[str]:
     return [text for text in TEXTS if len(text) < 200] * 20
 
 
-def word_piece(folder: Path, kind: Any) -> Any:
-    """A tokeniser of BERT's kind."""
+BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def word_piece(folder: Path, kind: Any, special: Sequence[str] = BERT_TOKENS) -> Any:
+    """A tokeniser of BERT's kind, or of MPNet's."""
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trained.train_from_iterator(
         (text.lower() for text in corpus()),
-        trainers.WordPieceTrainer(special_tokens=special, vocab_size=600),
+        trainers.WordPieceTrainer(special_tokens=[*special], vocab_size=600),
     )
     trained.model.save(str(folder))
     return kind(vocab_file=str(folder / "vocab.txt"), model_max_length=TOKENS)
@@ -76,6 +78,14 @@ def word_piece(folder: Path, kind: Any) -> Any:
 
 def byte_level(folder: Path, kind: Any, special: list[str]) -> Any:
     """A tokeniser of RoBERTa's kind, or of DeBERTa's."""
+    trained = trained_byte_level(special)
+    trained.model.save(str(folder))
+    files = {"vocab_file": str(folder / "vocab.json"), "merges_file": str(folder / "merges.txt")}
+    return kind(**files, model_max_length=TOKENS)
+
+
+def trained_byte_level(special: list[str]) -> Tokenizer:
+    """BPE of bytes, without a post-processor."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -85,9 +95,7 @@ def byte_level(folder: Path, kind: Any, special: list[str]) -> Any:
         show_progress=False,
     )
     trained.train_from_iterator(corpus(), trainer)
-    trained.model.save(str(folder))
-    files = {"vocab_file": str(folder / "vocab.json"), "merges_file": str(folder / "merges.txt")}
-    return kind(**files, model_max_length=TOKENS)
+    return trained
 
 
 def named(labels: Sequence[str]) -> dict[str, Any]:
