@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import numpy as np
 import pytest
 from flask.testing import FlaskClient
@@ -12,6 +13,9 @@ from smallplates.settings import Settings
 from smallplates.worker import precision_check
 from tests.browser.page_app import page_app
 from tests.browser.stub_api import StubApi, stub_api
+
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter
 
@@ -162,7 +162,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_pretty_changes_no_value(value: Any) -> None:
     assert json.loads(pretty(value)) == value

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 
@@ -43,7 +43,6 @@ def test_names(name: str | None, harmless: str) -> None:
     assert photos.harmless_name(name) == harmless
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_name_becomes_short_and_printable(name: str) -> None:
     harmless = photos.harmless_name(name)
@@ -60,7 +59,6 @@ def test_thumbnail_is_small() -> None:
         assert image.size == (photos.THUMBNAIL_SIDE, photos.THUMBNAIL_SIDE // 2)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_is_no_picture_has_no_thumbnail(content: bytes) -> None:
     assert photos.Decoder().thumbnail(content) is None

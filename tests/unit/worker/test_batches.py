@@ -192,7 +192,7 @@ def test_a_padded_batch_stays_under_the_cap_of_elements() -> None:
     pads=st.booleans(),
     batch_size=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_division_loses_an_item_or_exceeds_a_bound(
     sizes: list[tuple[int, int, int]], cap: int, pads: bool, batch_size: int
 ) -> None:
@@ -295,7 +295,7 @@ def test_hostile_shapes_are_refused_or_fit_into_the_slots(ids: Array, image: Arr
 @given(
     length=st.integers(1, 4), height=st.integers(1, 3), width=st.integers(1, 5), count=st.integers(0, 3)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_is_within_the_limits_is_taken(length: int, height: int, width: int, count: int) -> None:
     batch: list[Array] = [
         np.zeros((count, length), np.int64),

@@ -204,7 +204,6 @@ def test_the_refusal_names_the_formats() -> None:
 
 
 @given(st.binary(max_size=2000))
-@settings(deadline=None)
 def test_any_bytes_end_in_pixels_or_in_a_refusal(data: bytes) -> None:
     try:
         pixels = ImageDecoder(CROPPED, LIMIT).decode(data)
@@ -221,7 +220,7 @@ FILES = [make() for name, make in pictures.READABLE.items() if "large" not in na
     st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 255)), max_size=20),
     st.integers(0, 2**20),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_any_damage_ends_in_pixels_or_in_a_refusal(
     data: bytes, changes: list[tuple[int, int]], cut: int
 ) -> None:

@@ -57,7 +57,7 @@ def without_pillow(data: bytes) -> NDArray[np.uint8]:
 
 
 @needs_turbo
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     st.integers(1, 900),
     st.integers(1, 900),

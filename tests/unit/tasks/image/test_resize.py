@@ -20,7 +20,7 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(values * 255)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SIDES, SIDES, st.integers(1, 300), SHARES, SHARES)
 def test_any_box_of_any_picture(width: int, height: int, side: int, left: float, right: float) -> None:
     image = noise(width, height)

@@ -109,7 +109,7 @@ def check(entry: CatalogEntry, decode: Callable[[], ColumnCall]) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(request=REQUEST, tail=st.binary(max_size=100), length=st.none() | st.integers(-3, 3))
 def test_json(entry: CatalogEntry, request: dict[str, Any], tail: bytes, length: int | None) -> None:
     head = json.dumps(request).encode()
@@ -119,7 +119,7 @@ def test_json(entry: CatalogEntry, request: dict[str, Any], tail: bytes, length:
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.binary(max_size=200), header=st.none() | st.text(max_size=4))
 def test_any_bytes(entry: CatalogEntry, content: bytes, header: str | None) -> None:
     check(entry, lambda: codec.decode(content, header, entry, MOST))
@@ -127,7 +127,7 @@ def test_any_bytes(entry: CatalogEntry, content: bytes, header: str | None) -> N
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     request=REQUEST,
     raw=st.just([]) | st.lists(RAW, max_size=2),
@@ -153,7 +153,7 @@ VALUES = st.lists(ROW, max_size=6) | st.builds(lambda v: {"i": v}, st.lists(VALU
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     request=st.fixed_dictionaries(
         {}, optional={"instances": VALUES, "inputs": VALUES, "signature_name": st.text(max_size=3)}
@@ -182,7 +182,7 @@ PART = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     parts=st.lists(PART, max_size=20),
     boundary=st.sampled_from([b"B", b"", b"--", b"x" * 70, b"x" * 71]) | st.binary(max_size=4),

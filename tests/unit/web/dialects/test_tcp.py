@@ -81,7 +81,7 @@ class Service:
         return frames
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, MAX_ID), st.binary(max_size=300), OPTIONS)
 def test_frames_are_read_as_they_are_written(number: int, body: bytes, options: dict[str, Any]) -> None:
     service = Service()
@@ -93,7 +93,7 @@ def test_frames_are_read_as_they_are_written(number: int, body: bytes, options: 
     assert limits.timeout_ms == min(options.get("timeout_ms", 30_000), 30_000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=100) | st.just(request_frame(7, BODY, {"top_k": 2, "request_id": "r"})),
     st.dictionaries(st.integers(0, 60), st.integers(0, 255)),

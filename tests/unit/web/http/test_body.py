@@ -80,7 +80,7 @@ def test_other_codings_are_refused_with_those_that_are_accepted(headers: list[st
     assert caught.value.headers == {"Accept-Encoding": "gzip, deflate"}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9))
 def test_a_compressed_body_is_what_was_compressed(data: bytes, coding: str, cut: int) -> None:
     body = asyncio.run(packed(data, coding))

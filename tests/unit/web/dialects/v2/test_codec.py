@@ -47,7 +47,7 @@ def image_in(source: Input) -> bytes | type[Exception]:
         return type(error)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(elements=st.lists(st.binary(max_size=20), min_size=1, max_size=MOST), cut=st.integers(0, 30))
 def test_elements_come_back_whole_or_not_at_all(elements: list[bytes], cut: int) -> None:
     data = b"".join(len(element).to_bytes(4, "little") + element for element in elements)
