@@ -46,7 +46,7 @@ class OpenVinoSession:
     """Session of OpenVINO on a CPU, see `Session`."""
 
     provider = "CPU"
-    length_step = 16
+    length_step = 8
 
     def __init__(self, graph: Graph, precision: str, settings: Settings, scratch: Path | None) -> None:
         """Compiles a graph for a precision: `fp32`, `bf16`, or `int8` for a graph that is quantised.
@@ -59,7 +59,7 @@ class OpenVinoSession:
         core = openvino.Core()
         options: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "f32" if precision == "fp32" or bf16_objection() else "bf16",
-            "INFERENCE_NUM_THREADS": settings.intra_op_threads,
+            "INFERENCE_NUM_THREADS": settings.threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # two processes would pin themselves to the same core

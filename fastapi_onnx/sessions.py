@@ -85,9 +85,9 @@ def cpu_session(graph: Graph, settings: Settings, scratch: Path | None) -> ort.I
 def cpu_options(settings: Settings) -> ort.SessionOptions:
     """Returns session options: several threads spin during a computation and sleep when it is over."""
     options = optimiser_options()
-    options.intra_op_num_threads = settings.intra_op_threads
+    options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
-    spin = settings.intra_op_threads > 1
+    spin = settings.threads > 1
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

@@ -44,7 +44,7 @@ class CpuNetwork:
 
         Raises ConfigurationError.
         """
-        self._threads = settings.intra_op_threads
+        self._threads = settings.threads
         torch.set_num_threads(self._threads)
         self._normalise = Normalise(model.description.pipeline)
         self._dtype = torch.float32

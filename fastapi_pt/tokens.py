@@ -29,7 +29,7 @@ class TokenNetwork:
         """Takes a network on the device."""
         self._inputs, self._outputs = network.inputs, network.outputs
         self._bounds = bounds(network)
-        self._threads = settings.intra_op_threads
+        self._threads = settings.threads
         self._device = device
         self._compute: torch.nn.Module = network
         self.precision, self.reason = precision, reason
@@ -44,7 +44,7 @@ class TokenNetwork:
                 f"SERVING_PRECISION={settings.precision} is not supported for texts "
                 "with PyTorch on a CPU"
             )
-        use_threads(settings.intra_op_threads)
+        use_threads(settings.threads)
         network = token_network(model)
         tokens = cls(network, settings, device, "fp32", "PyTorch computes texts in fp32 on a CPU")
         tokens._compute = optimise(network, examples(model, network), scratch)

@@ -103,10 +103,12 @@ class Settings(BaseSettings):
 
     instances: AtMost1024 | Literal["auto"] = "auto"
     """Workers per device. `auto`: on a CPU, for the default model the number of usable cores divided by
-    `SERVING_INTRA_OP_THREADS`, and 1 for each other model; on a GPU, 1."""
+    `SERVING_INTRA_OP_THREADS`, and 1 for each other model; on a GPU, 1. If one instance uses all cores,
+    another one stands by."""
 
-    intra_op_threads: AtMost1024 = 1
-    """Threads per instance for one batch on a CPU."""
+    intra_op_threads: AtMost1024 | Literal["auto"] = "auto"
+    """Threads per instance for one batch on a CPU. `auto`: measured at startup for the default model if
+    `SERVING_INSTANCES` is `auto`, too, see `/model`; otherwise 1."""
 
     idle_threads: AtMost1024 | Literal["auto"] = "auto"
     """Threads for an input that is computed alone, if that is faster. `auto`: all usable cores, up to
@@ -232,6 +234,11 @@ class Settings(BaseSettings):
         environment = {name.upper(): value for name, value in os.environ.items()}
         folder = environment.get("SERVING_SECRETS_DIR")
         super().__init__(_secrets_dir=folder if folder and Path(folder).is_dir() else None, **values)
+
+    @property
+    def threads(self) -> int:
+        """Threads per instance; 1 for `auto` unless a worker has measured them."""
+        return 1 if self.intra_op_threads == "auto" else self.intra_op_threads
 
     @classmethod
     def read(cls, **values: str | int) -> "Settings":

@@ -12,7 +12,6 @@ def reported(device: str = "cpu", **further: Any) -> WorkerReport:
         "batch_ms": {1: 1.0},
         "batch_cap": 1,
         "max_batch_elements": [1],
-        "call_overhead_elements": [0],
         "largest_ms": 0.0,
     }
     return WorkerReport(info=BackendInfo("fake", device, "none", "fp32", ""), **(measured | further))

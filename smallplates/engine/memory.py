@@ -81,11 +81,8 @@ class SlotLayout:
 
     @property
     def most_taken(self) -> int:
-        """Records that a worker may take at a time: two batches if items are padded, else one.
-
-        With more items to choose from, a worker forms batches with less padding.
-        """
-        return 2 * self.max_batch if self.pads else self.max_batch
+        """Records that a worker may take at a time: all that can wait, or a full batch."""
+        return max(self.max_batch, self.slots_per_web_process)
 
 
 @dataclass(frozen=True)
@@ -230,10 +227,10 @@ class Memory:
         # engine, written by the supervisor
         self.is_down = self._array("b", 1)  # no worker can start, so requests are refused
         self.ready_workers = self._array("i", 1)
+        self.serving_workers = self._array("i", 1)  # the other ready workers stand by
         self.batch_cap = self._array("i", 1)
         self.hang_limit_s = self._times(1)  # `supervision.worker_process.hang_limit`
         self.max_batch_elements = self._array("q", len(layout.signatures))
-        self.call_overhead_elements = self._array("q", len(layout.signatures))
         self.restarts = self._array("q", 1)
 
         # web processes: each writes its own entry
@@ -265,6 +262,7 @@ class Memory:
         self.bulk = self._array("b", slots)
         self.cancelled = self._array("b", slots)
         self.attempts = self._array("i", slots)
+        self.worker = self._array("i", slots)  # index of the worker that computes it, or did last
         self.batch_size = self._array("i", slots)
         self.is_batch_leader = self._array("b", slots)  # the first usable result of its batch
         self.deadline = self._times(slots)

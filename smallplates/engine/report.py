@@ -10,7 +10,7 @@ from smallplates.engine.backend import BackendInfo
 
 @dataclass
 class Profile:
-    """Measurements from warm-up; empty for a worker that relies on those of the first one."""
+    """Measurements from warm-up."""
 
     batch_ms: dict[int, float] = field(default_factory=dict)
     """Batch size, ascending, -> milliseconds; first signature, items of medium length."""
@@ -21,10 +21,6 @@ class Profile:
     max_batch_elements: list[int] = field(default_factory=list)
     """Largest worthwhile batch of each signature if sizes vary, in elements of the largest input."""
 
-    call_overhead_elements: list[int] = field(default_factory=list)
-    """Fixed overhead of a call for each signature, as the number of elements computed in that time. If
-    the signature limits its batches itself, a number so large that any item may be padded."""
-
     largest_ms: float = 0.0
     """Milliseconds for the largest item that the limits allow; 0 if sizes do not vary."""
 
@@ -34,6 +30,15 @@ class WorkerReport(Profile):
     """Report of a worker, completed by the supervisor; passed between processes as JSON."""
 
     info: BackendInfo
+    workers: int = 1
+    """Workers that compute at a time; any others stand by."""
+
+    threads: int = 1
+    """Threads of each worker."""
+
+    layout_reason: str | None = None
+    """What was measured to choose these numbers; None if they follow from the settings."""
+
     single_request_threads: int | None = None
     """Threads for a request that is alone in the service; None: as many as for batches."""
 
@@ -66,4 +71,5 @@ class WorkerReport(Profile):
         return max(*self.batch_ms.values(), self.largest_ms)
 
 
+PROFILE = TypeAdapter(Profile)
 REPORT = TypeAdapter(WorkerReport)

@@ -29,7 +29,7 @@ def workers_per_device(settings: Settings) -> int:
         return settings.instances
     if settings.device == "cuda":
         return 1
-    return max(1, cpus.usable() // settings.intra_op_threads)
+    return max(1, cpus.usable() // settings.threads)
 
 
 def single_request_threads(settings: Settings) -> int | None:
@@ -39,7 +39,7 @@ def single_request_threads(settings: Settings) -> int | None:
     """
     chosen = settings.idle_threads
     threads = min(MAX_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
-    return threads if threads > settings.intra_op_threads else None
+    return threads if threads > settings.threads else None
 
 
 def gpus(settings: Settings) -> list[int]:

@@ -43,6 +43,9 @@ class WorkerArgs:
     work_fds: tuple[int, int]
     """Read ends of the work pipes: interactive, bulk."""
 
+    return_fds: tuple[int, int]
+    """Write ends of the work pipes, for records that a worker has read but leaves to others."""
+
     done_fds: tuple[int, ...]
     """Write ends of the done pipes, one for each web process."""
 
@@ -57,4 +60,11 @@ class WorkerArgs:
         """Descriptors that the worker inherits."""
         waits = () if self.epoll_fd is None else (self.epoll_fd,)
         single_fds = (*waits, self.control_fd, self.status_fd)
-        return (self.memory_fd, self.counts_fd, *self.work_fds, *self.done_fds, *single_fds)
+        return (
+            self.memory_fd,
+            self.counts_fd,
+            *self.work_fds,
+            *self.return_fds,
+            *self.done_fds,
+            *single_fds,
+        )

@@ -4,7 +4,6 @@ import timeit
 from functools import partial
 
 from smallplates.engine import topology
-from smallplates.settings import Settings
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.system import cpus
 from smallplates.tasks.base import Task
@@ -19,14 +18,14 @@ for each `POST /predict` with such an image in base64, at 16 connections, minus 
 """
 
 
-def web_processes(settings: Settings, engine: Supervisor, task: Task) -> tuple[int, str]:
+def web_processes(engine: Supervisor, task: Task) -> tuple[int, str]:
     """Returns how many web processes a started engine needs, and the reason in words."""
     cores, layout, report = cpus.usable(), engine.layout, engine.report
     if report.on_gpu:
         return layout.web_processes, f"{cores} cores, {layout.workers} of them for the GPU's workers"
-    cap, threads = report.batch_cap, settings.intra_op_threads
+    cap, threads = report.batch_cap, report.threads
     worker_ms, web_ms = report.batch_ms[cap] / cap, request_ms(task)
-    count = topology.balanced_web_processes(cores, layout.workers, threads, worker_ms, web_ms)
+    count = topology.balanced_web_processes(cores, report.workers, threads, worker_ms, web_ms)
     reason = f"{cores} cores, {worker_ms:.1f} ms per input in a worker, {web_ms:.1f} ms in a web process"
     return min(count, layout.web_processes), reason
 

@@ -256,7 +256,7 @@ class Cluster:
         if self._settings.web_processes == "auto":
             signatures, schemas = supervisor.layout.signatures, supervisor.report.schemas
             task = task_of(supervisor.model, self._settings, schemas, signatures)
-            count, reason = balance.web_processes(self._settings, supervisor, task)
+            count, reason = balance.web_processes(supervisor, task)
             self._registry.web_processes, self._registry.web_processes_reason = count, reason
 
 

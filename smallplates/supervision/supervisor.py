@@ -37,6 +37,9 @@ from smallplates.worker import batch_sizes, queue
 RETRY_MS = 20
 """Milliseconds between two checks whether the retry of a suspect has finished."""
 
+STARTED_AT_ONCE = 2
+"""Workers on a CPU: one that computes, and another that computes beside it or stands by."""
+
 
 class Supervisor:
     """Engine of one model version: `start`, then `engine_fds` for every web process, then `close`."""
@@ -71,9 +74,11 @@ class Supervisor:
         self._processes = [
             WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
         ]
-        # `auto` starts one worker per GPU, and the others only if there turns out to be no GPU
-        if settings.instances == "auto" and settings.device != "cpu" and topology.gpu_is_possible():
-            for process in self._processes[len(gpus) :]:
+        # `auto` starts one worker per GPU, and the others only if there turns out to be no GPU; on a CPU
+        # it starts two, and the others only if so many are to compute at a time
+        if settings.instances == "auto":
+            may_use_gpu = settings.device != "cpu" and topology.gpu_is_possible()
+            for process in self._processes[len(gpus) if may_use_gpu else STARTED_AT_ONCE :]:
                 process.start_at = None
         self._wakeup = (-1, -1)
         self._startup_over = threading.Event()
@@ -245,6 +250,7 @@ class Supervisor:
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
             work_fds=(self._work[0][0], self._work[1][0]),
+            return_fds=(self._work[0][1], self._work[1][1]),
             done_fds=tuple(writer for _, writer in self._done),
             epoll_fd=epoll.fileno() if epoll else None,
         )
@@ -266,17 +272,26 @@ class Supervisor:
             self.memory.hang_limit_s[0] = self._hang_limit
             for index, most in enumerate(report.max_batch_elements):
                 self.memory.max_batch_elements[index] = most
-                self.memory.call_overhead_elements[index] = report.call_overhead_elements[index]
         if not report.on_gpu:
-            for waiting in self._processes:  # no usable GPU: start the remaining workers on the CPU
+            for waiting in self._processes[: max(report.workers, STARTED_AT_ONCE)]:
                 if not waiting.is_wanted:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.busy_since[process.index] = 0
         self.memory.heartbeat[process.index] = process.ready_at
-        process.send_command(SERVE)
+        self._let_serve()
         if all(p.ready for p in self._processes if p.is_wanted):
             self._startup_over.set()
+
+    def _let_serve(self) -> None:
+        """Lets as many ready workers serve as compute at a time; the others stand by."""
+        most = self._report.workers if self._report else 0
+        for process in self._processes:
+            serving = sum(other.serving for other in self._processes)
+            if process.ready and not process.serving and serving < most:
+                process.serving = True
+                process.send_command(SERVE)
+        self.memory.serving_workers[0] = sum(process.serving for process in self._processes)
 
     def _on_death(self, process: WorkerProcess) -> None:
         """Hands a dead worker's records to `Suspects` and schedules its restart."""
@@ -284,7 +299,7 @@ class Supervisor:
         assert popen is not None  # noqa: S101 it was running
         now = time.monotonic()
         process.start_at = now + process.backoff(now)
-        process.ready = False
+        process.ready = process.serving = False
         self._publish_health()
         popen.kill()  # in case it only closed its status pipe
         code = popen.wait()
@@ -309,6 +324,7 @@ class Supervisor:
         for other in self._processes:
             if other.ready:  # make it look for a record that may have woken only the dead worker
                 other.send_command(REFRESH_HEARTBEAT)
+        self._let_serve()
 
     def _fail_start(self, reason: str) -> None:
         """Makes `start` raise ConfigurationError with this reason."""

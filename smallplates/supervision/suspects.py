@@ -45,12 +45,18 @@ class Suspects:
             inbox[place] = 0
             if value == self._retried:
                 self._retried = 0
-            state, attempts = memory.state[slot], memory.attempts[slot]
+            attempts = memory.attempts[
+                slot
+            ]  # first: another worker that takes it changes its state first
+            state = memory.state[slot]
+            if state == State.RUNNING and memory.worker[slot] != index:
+                continue  # the dead worker had just given it back, and another one has taken it
             if state not in (State.QUEUED, State.RUNNING):
                 if state != State.FREE:
                     self._report(slot)
                 continue
-            memory.state[slot] = State.QUEUED
+            if state == State.RUNNING:
+                memory.state[slot] = State.QUEUED
             if state == State.RUNNING and killed and attempts == 1:
                 memory.attempts[slot] = SPARED
             elif state == State.RUNNING or attempts > 0:

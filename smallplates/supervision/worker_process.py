@@ -41,6 +41,9 @@ class WorkerProcess:
     control_fd: int = -1
     status_buffer: bytes = b""
     ready: bool = False
+    serving: bool = False
+    """Whether it takes batches; a ready worker that does not stands by."""
+
     started_at: float = 0.0
     ready_at: float = 0.0
     heartbeat_asked_at: float = 0.0
@@ -90,7 +93,7 @@ class WorkerProcess:
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
         self.status_buffer, self.ready, self.start_at, self.hung_since = b"", False, None, None
-        self.is_killed_as_hung = False
+        self.is_killed_as_hung = self.serving = False
         self.started_at = time.monotonic()
 
     def send_command(self, command: bytes) -> None:

@@ -62,6 +62,11 @@ class AllCoresTrial:
         (self._all_cores if all_cores else self._few_threads).append(seconds)
 
 
+CHOICE = 4  # batches of items among which the next batch's are chosen
+MAX_PADDING = 1.3
+"""Elements of a padded batch, relative to those of its items."""
+
+
 @dataclass(frozen=True)
 class BatchBuffer:
     """Memory into which the inputs of one batch are copied; unused pages cost nothing."""
@@ -144,16 +149,20 @@ class BatchExecutor:
         """Limits the size of the batches taken from now on."""
         self._queue.cap = self._memory.cap[self._index] = cap
 
-    def begin(self, slots: list[int]) -> InFlightBatch:
-        """Gathers a batch. A GPU starts computing it at once; a CPU computes it in `finish`."""
+    def mark(self, slots: list[int]) -> None:
+        """Marks the slots of a batch as running in this worker."""
         memory = self._memory
         started = time.monotonic()
         memory.busy_since[self._index] = started
         for slot in slots:
-            memory.attempts[slot] += 1
             memory.started_at[slot] = started
             memory.batch_size[slot] = len(slots)
+            memory.worker[slot] = self._index
             memory.state[slot] = State.RUNNING
+            memory.attempts[slot] += 1
+
+    def begin(self, slots: list[int]) -> InFlightBatch:
+        """Gathers a marked batch. A GPU starts computing it at once; a CPU computes it in `finish`."""
         buffer = self._free_buffers.pop()
         try:
             compute = self._gather(slots, buffer)
@@ -178,6 +187,7 @@ class BatchExecutor:
         for part in parts:
             for slot in part:
                 self._memory.attempts[slot] -= 1
+            self.mark(part)
             self.finish(self.begin(part))
 
     def _result(self, batch: InFlightBatch) -> tuple[Sequence[Array] | None, list[list[int]]]:
@@ -267,39 +277,40 @@ class BatchExecutor:
         part = cap if cap < len(slots) else 1  # a fixed batch size needs the same memory for every part
         return [slots[first : first + part] for first in range(0, len(slots), part)]
 
-    def split(self, slots: list[int]) -> list[list[int]]:
-        """Splits slots of one signature into batches whose items can be computed together.
+    def choose(self, slots: list[int]) -> list[int]:
+        """Returns the next batch of the waiting slots, which are sorted by their time of arrival.
 
-        If sizes vary, all items of a batch have the same size unless padding is allowed. An item is
-        padded only while the padding costs less than half a call's fixed overhead, and a padded batch
-        has at most as many elements as warm-up found worthwhile. The batch with the oldest item comes
-        first.
+        It has the first slot, and others of the same signature. If sizes vary, these have the same size
+        or, if padding is allowed, the nearest sizes. A batch that is padded has at most as many elements
+        as warm-up found worthwhile, and few of them are padding. Other workers keep their share of the
+        slots. An item whose worker has died is computed alone, before all others.
         """
         memory = self._memory
-        tensors = self._signature_slots(slots)
-        signature = tensors.signature
-        most = signature.batch_size or self._queue.cap
+        first = next((slot for slot in slots if memory.attempts[slot] > 0), slots[0])
+        tensors = self._signature_slots([first])
+        signature, most = tensors.signature, tensors.signature.batch_size or self._queue.cap
+        if memory.attempts[first] > 0:
+            return [first]
+        alike = [slot for slot in slots if memory.signature[slot] == tensors.index]
         if not signature.input_axes:
-            return [slots[first : first + most] for first in range(0, len(slots), most)]
-        sizes = {slot: self._padded_sizes(signature, [slot]) for slot in slots}
-        elements = {slot: signature.elements(sizes[slot]) for slot in slots}
-        order = sorted(slots, key=lambda slot: (elements[slot], *sizes[slot].values()), reverse=True)
-        batches: list[list[int]] = []
-        largest: dict[str, int] = {}
-        for slot in order:
-            together = {axis: max(size, largest.get(axis, 0)) for axis, size in sizes[slot].items()}
-            row = signature.elements(together)
-            count = len(batches[-1]) + 1 if batches else 0
-            fits = 0 < count <= most and count * row <= memory.max_batch_elements[tensors.index]
-            padding = 2 * (row - elements[slot])
-            pads = signature.pads and padding <= memory.call_overhead_elements[tensors.index]
-            if fits and (pads or sizes[slot] == largest):
-                batches[-1].append(slot)
-                largest = together
-            else:
-                batches.append([slot])
-                largest = sizes[slot]
-        return sorted(batches, key=lambda batch: min(memory.queued_at[slot] for slot in batch))
+            return alike[:most]
+        share = -(-len(alike) // max(1, memory.serving_workers[0]))
+        sizes = {slot: self._padded_sizes(signature, [slot]) for slot in alike[: CHOICE * most]}
+        elements = {slot: signature.elements(each) for slot, each in sizes.items()}
+        batch: list[int] = []
+        largest, total = sizes[first], 0
+        for slot in sorted(sizes, key=lambda slot: abs(elements[slot] - elements[first])):
+            together = {axis: max(size, largest[axis]) for axis, size in sizes[slot].items()}
+            padded = (len(batch) + 1) * signature.elements(together)
+            fits = padded <= memory.max_batch_elements[tensors.index]
+            is_dense = signature.batch_elements or padded <= MAX_PADDING * (total + elements[slot])
+            pads = signature.pads and is_dense
+            if not batch or (fits and (pads or sizes[slot] == largest)):
+                batch.append(slot)
+                largest, total = together, total + elements[slot]
+            if len(batch) == min(most, share):
+                break
+        return batch
 
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.

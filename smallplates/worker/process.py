@@ -32,17 +32,21 @@ from pydantic import TypeAdapter
 from smallplates.engine import topology
 from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, SlotReader
 from smallplates.engine.memory import Memory, State, generation_of, slot_of
-from smallplates.engine.report import REPORT, Profile, WorkerReport
-from smallplates.engine.worker_args import WorkerArgs
+from smallplates.engine.report import PROFILE, REPORT, WorkerReport
+from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from smallplates.errors import ConfigurationError
 from smallplates.logging import configure_logging, logger
 from smallplates.models.folder import Model
+from smallplates.models.task_kinds import PYTHON, kind_of
 from smallplates.settings import Settings
 from smallplates.system import cpus
 from smallplates.system.pdeathsig import die_with_parent
 from smallplates.worker import batch_sizes, cuda_driver, warmup
+from smallplates.worker.choice import device_for
 from smallplates.worker.executor import BatchExecutor, InFlightBatch
+from smallplates.worker.layout import Layout, choose_layout
 from smallplates.worker.queue import WorkQueue
+from smallplates.worker.shared_choice import shared_choice
 
 
 class Worker:
@@ -51,9 +55,16 @@ class Worker:
     def __init__(self, args: WorkerArgs, settings: Settings) -> None:
         self._args = args
         self._settings = settings = settings.model_copy(update=args.settings)
+        self._scratch = Path(args.scratch) if args.scratch else None
         self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
         self._queue = WorkQueue(
-            self._memory, args.index, args.work_fds, args.control_fd, settings, args.epoll_fd
+            self._memory,
+            args.index,
+            args.work_fds,
+            args.return_fds,
+            args.control_fd,
+            settings,
+            args.epoll_fd,
         )
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
@@ -65,6 +76,8 @@ class Worker:
         is_measured = self._args.index == 0 and not memory.batch_cap[0]
         if is_measured:
             logger().info("loading", folder=self._args.model_dir)
+        layout = self._layout(model)
+        settings = settings.model_copy(update={"intra_op_threads": layout.threads})
         backend, info = self._load_backend(model, settings)
         executor.backend, executor.length_step = backend, info.length_step
         declared = backend if isinstance(backend, DeclaredBackend) else None
@@ -77,42 +90,58 @@ class Worker:
         if on_gpu:
             sizes.reverse()  # the largest batch allocates the memory that the smaller ones reuse
             executor.device = ThreadPoolExecutor(1, "device")
-        layout = self._args.layout
-        largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else layout.max_batch
-        warm_up = partial(warmup.warm_up, backend, layout.signatures, sizes, settings, largest)
+        slots = self._args.layout
+        largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else slots.max_batch
+        warm_up = partial(warmup.warm_up, backend, slots.signatures, sizes, settings, largest)
         if executor.device:
             profile = executor.device.submit(warm_up).result()
-        elif memory.batch_cap[0]:
-            warmup.try_out(backend, layout.signatures)
-            profile = Profile()
         else:
-            profile = warm_up()
+            warmup.try_out(backend, slots.signatures)
+            found = shared_choice(self._scratch, "profile", lambda: PROFILE.dump_python(warm_up()))
+            profile = PROFILE.validate_python(found)
         threads = None if on_gpu or declared else topology.single_request_threads(settings)
         if on_gpu:
             executor.buckets = list(profile.batch_ms)
             executor.reader = self._slot_reader(backend)
         elif threads and self._is_woken_first:
-            executor.all_cores_backend = self._load_all_cores_backend(model, threads)
+            executor.all_cores_backend = self._load_for_threads(model, threads)
+            warmup.try_out(executor.all_cores_backend, slots.signatures)
         report = WorkerReport(
             **vars(profile),
             info=info,
+            workers=layout.workers,
+            threads=layout.threads,
+            layout_reason=layout.reason,
             single_request_threads=threads,
             gpu_uuid=gpu_uuid(self._args.gpu) if on_gpu else None,
             schemas=declared.schemas if declared else {},
         )
         report.batch_cap = cap or report.batch_cap
+        for loaded in executor.backends:
+            loaded.trim()
+        trim_heap()
         return report
+
+    def _layout(self, model: Model) -> Layout:
+        """Returns the layout of the settings, or the fastest one if they leave it open."""
+        settings = self._settings
+        is_open = settings.instances == settings.intra_op_threads == "auto"
+        may_use_gpu = device_for(settings) != "cpu" and topology.gpu_is_possible()
+        if not is_open or may_use_gpu or kind_of(model.description.task) is PYTHON:
+            return Layout(self._args.layout.workers, settings.threads)
+
+        slots, most = self._args.layout, batch_sizes.largest_batch(settings, "cpu")
+        load = partial(self._load_for_threads, model)
+        return choose_layout(load, slots.signatures[0], slots.workers, most, self._scratch)
 
     @property
     def _is_woken_first(self) -> bool:
         """Whether a request that is alone in the service may wake this worker."""
         return self._args.epoll_fd is None or self._args.index < topology.SINGLE_REQUEST_WORKERS
 
-    def _load_all_cores_backend(self, model: Model, threads: int) -> Backend:
+    def _load_for_threads(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}
-        backend, _ = self._load_backend(model, self._settings.model_copy(update=changes))
-        warmup.try_out(backend, self._args.layout.signatures)
-        return backend
+        return self._load_backend(model, self._settings.model_copy(update=changes))[0]
 
     def _slot_reader(self, backend: Backend) -> SlotReader | None:
         """Returns the backend if its device can read the first signature's slots directly."""
@@ -123,15 +152,15 @@ class Worker:
 
     def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
         backend: Backend = pkgutil.resolve_name(self._args.backend)()
-        scratch = Path(self._args.scratch) if self._args.scratch else None
-        return backend, backend.load(model, settings, scratch)
+        return backend, backend.load(model, settings, self._scratch)
 
     def serve(self) -> None:
-        """Takes and computes batches until the supervisor closes the control pipe."""
+        """Stands by for the command to serve, then computes until the control pipe is closed."""
         memory, index, executor = self._memory, self._args.index, self._executor
-        for backend in executor.backends:
-            backend.trim()
-        trim_heap()
+        while (command := os.read(self._args.control_fd, 1)) == REFRESH_HEARTBEAT:
+            memory.heartbeat[index] = time.monotonic()
+        if not command:
+            return
         executor.open(memory.batch_cap[0])  # measured by the first worker for all
         in_flight: InFlightBatch | None = None
         while (taken := self._queue.take(wait=in_flight is None)) is not None:
@@ -145,57 +174,52 @@ class Worker:
         executor.close()
 
     def _compute(self, taken: list[int], in_flight: InFlightBatch | None) -> InFlightBatch | None:
-        """Computes the taken records; returns a batch that the device is still computing, if any.
+        """Computes a batch of the taken records; returns it if the device is still computing it.
 
         Requeued items run alone, with nothing else in flight. With a queue delay no batch is taken
         ahead: its items would rather wait for a fuller batch.
         """
         executor = self._executor
-        take_ahead = executor.device is not None and not self._settings.max_queue_delay_us
-        batches, requeued = self._sort(taken)
-        for slots in batches:
-            batch = executor.begin(slots)
-            if in_flight:
-                executor.finish(in_flight)
-            in_flight = batch
-            if not take_ahead:
-                executor.finish(batch)
-                in_flight = None
-        if in_flight and (requeued or not batches):
+        requeued = any(self._memory.attempts[slot_of(value)] > 0 for value in taken)
+        take_ahead = executor.device and not self._settings.max_queue_delay_us and not requeued
+        if in_flight and requeued:
             executor.finish(in_flight)
             in_flight = None
-        for slot in requeued:
-            executor.finish(executor.begin([slot]))
-        return in_flight
+        slots = self._claim(taken)
+        batch = executor.begin(slots) if slots else None
+        if in_flight:
+            executor.finish(in_flight)
+        if batch and not take_ahead:
+            executor.finish(batch)
+            return None
+        return batch
 
-    def _sort(self, taken: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Returns the slots to compute: batches of one signature each, and items whose worker has died.
+    def _claim(self, taken: list[int]) -> list[int]:
+        """Chooses a batch among the taken records, marks its slots, and gives the others back.
 
         Cancelled and expired items are reported at once and never computed.
         """
-        memory = self._memory
-        now = time.monotonic()
-        by_signature: list[list[int]] = [[] for _ in memory.signatures]
-        requeued, dropped = [], []
-        for value in taken:
-            slot = slot_of(value)
-            if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
-                continue
-            if memory.cancelled[slot]:
-                memory.state[slot] = State.SKIPPED
-                dropped.append(slot)
-            elif memory.deadline[slot] <= now:
-                memory.state[slot] = State.EXPIRED
-                dropped.append(slot)
-            elif memory.attempts[slot] > 0:
-                requeued.append(slot)
-            else:
-                by_signature[memory.signature[slot]].append(slot)
+        memory, executor, now = self._memory, self._executor, time.monotonic()
+        waiting: dict[int, int] = {}
+        dropped, batch = [], []
+        with self._queue.turn():
+            for value in taken:
+                slot = slot_of(value)
+                if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
+                    continue
+                if memory.cancelled[slot] or memory.deadline[slot] <= now:
+                    memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
+                    dropped.append(slot)
+                else:
+                    waiting[slot] = value
+            if waiting:
+                slots = sorted(waiting, key=memory.queued_at.__getitem__)
+                batch = executor.choose(slots)
+                executor.mark(batch)
+                self._queue.give_back([waiting[slot] for slot in slots if slot not in batch])
         if dropped:
-            self._executor.report(dropped)
-        return [
-            batch for slots in by_signature if slots for batch in self._executor.split(slots)
-        ], requeued
+            executor.report(dropped)
+        return batch
 
 
 def gpu_uuid(index: int) -> str | None:
@@ -234,8 +258,7 @@ def main() -> None:
     if not report.on_gpu:
         cpus.lower_priority()
     send_status(REPORT.dump_python(report, mode="json"))
-    if os.read(args.control_fd, 1):  # empty if the supervisor has closed the pipe
-        worker.serve()
+    worker.serve()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Work queue as a worker reads it: which records to take, and how long to wait for a fuller batch.
 
-Two pipes, interactive and bulk, hold records of eight bytes. One `readv` takes all waiting records, up
-to a full batch, straight into the worker's inbox in shared memory; the kernel never splits a record. The
-inbox has two halves: while the device computes the batch in one half, the worker reads the next batch
-into the other. All items of a batch have the same priority, and bulk records are taken only if no
-interactive record waits. Called by `process.py` on the worker's main thread.
+Two pipes, interactive and bulk, hold records of eight bytes. One `readv` takes waiting records straight
+into the worker's inbox in shared memory; the kernel never splits a record. The inbox has two halves:
+while the device computes the batch in one half, the worker reads the next batch into the other. All
+items of a batch have the same priority, and bulk records are taken only if no interactive record waits.
+Records that do not fit into the batch go back into the pipe. Called by `process.py` on the worker's main
+thread.
 
 All workers wait on the same two pipes. If the system supports it, a record wakes only one of them: the
 idle worker with the lowest index, whose caches are warmest. If a worker dies between its wake-up and its
 read, the record stays in the pipe and the supervisor makes the other workers look.
 """
 
+import contextlib
 import fcntl
 import os
 import platform
@@ -19,9 +21,9 @@ import select
 import struct
 import termios
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from smallplates.engine.memory import RECORD_BYTES, Memory, slot_of
+from smallplates.engine.memory import RECORD_BYTES, Memory, send, slot_of
 from smallplates.settings import Settings
 
 WAKES_ANOTHER = (5, 7)
@@ -52,11 +54,15 @@ class WorkQueue:
         memory: Memory,
         index: int,
         fds: tuple[int, int],
+        return_fds: tuple[int, int],
         control_fd: int,
         settings: Settings,
         epoll_fd: int | None = None,
     ) -> None:
-        """Uses the epoll that `exclusive_epoll` created from `fds`, or a plain poll if there is none."""
+        """`fds` are the read ends of the work pipes, `return_fds` their write ends.
+
+        Uses the epoll that `exclusive_epoll` created from `fds`, or a plain poll if there is none.
+        """
         self.cap = 1
         self._memory = memory
         self._index = index
@@ -68,6 +74,7 @@ class WorkQueue:
 
         self._empty = bytes(len(self._inbox_bytes))
         self._fds = fds
+        self._return_fds = return_fds
         self._control_fd = control_fd
         self._pads = memory.layout.pads
         self._delay_s = settings.max_queue_delay_us / 1e6
@@ -89,7 +96,7 @@ class WorkQueue:
         self._inbox_bytes[first : first + self._half * RECORD_BYTES] = bytes(self._half * RECORD_BYTES)
 
     def take(self, wait: bool = True) -> list[int] | None:
-        """Takes the records of one batch into the inbox and returns them.
+        """Takes waiting records into the inbox and returns them: a batch, or more to choose from.
 
         If no record waits, waits for one or, without `wait`, returns an empty list. Returns None after
         the supervisor has closed the control pipe.
@@ -111,19 +118,34 @@ class WorkQueue:
                     return None
                 self._memory.heartbeat[self._index] = time.monotonic()  # the supervisor asked for it
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Locks out other workers while this one claims slots; the kernel frees a dead worker's lock."""
+        fcntl.lockf(self._memory.fd, fcntl.LOCK_EX)
+        yield
+        fcntl.lockf(self._memory.fd, fcntl.LOCK_UN)
+
+    def give_back(self, values: Sequence[int]) -> None:
+        """Puts some of the records that were taken back into their pipe, for any worker.
+
+        If this worker dies in between, they are both in the pipe and in its inbox, and are queued twice.
+        So a worker computes a slot only after it has marked the slot in its turn.
+        """
+        if values:
+            send(self._return_fds[self._memory.bulk[slot_of(values[0])]], *values)
+        returned = set(values)
+        for place, value in enumerate(self._inbox.tolist()):
+            if value in returned:
+                self._inbox[place] = 0
+
     def _read_size(self, fd: int) -> int:
         """Returns how many records to read: the largest preferred size that can be filled, else the cap.
 
-        If items may be padded, up to two batches are read, so that the executor can group items of
-        similar size. The worker reads only its share of the waiting records, because other workers will
-        soon be free.
+        If items may be padded, all waiting records are read, so that the executor can choose items of
+        similar size. The worker gives back those that it does not compute next.
         """
         if not self._preferred:
-            if not self._pads:
-                return self.cap
-            share = -(-waiting_records(fd) // max(1, self._memory.ready_workers[0]))
-            batches = 2 if self.cap > 1 and fd == self._fds[0] else 1
-            return max(1, min(share, batches * self.cap))
+            return self._half if self._pads else self.cap
         waiting = min(waiting_records(fd), self.cap)
         fitting = [size for size in self._preferred if size <= waiting]
         return fitting[-1] if fitting else self.cap

@@ -25,7 +25,6 @@ ROUNDS_S = 0.08  # seconds of measuring per size if nothing disturbs it
 MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
-MAX_OVERHEAD_ELEMENTS = 2**31
 
 GROWING_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
@@ -53,31 +52,28 @@ def warm_up(
     inputs = [spec.name for spec in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
     max_batch_elements: list[int] = []
-    call_overhead_elements: list[int] = []
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         alike = [spec.name for spec in signature.inputs] == inputs
         if profiles and (alike or not measures_elements(signature)):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
             max_batch_elements.append(signature.batch_elements or max_batch_elements[0])
-            call_overhead_elements.append(2 * signature.batch_elements or call_overhead_elements[0])
             continue
         by_length = measure_lengths(backend, signature, sizes)
         for length, measured in by_length.items():
             grow(backend, signature, measured, length, largest_size)
-        caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
-        costs = (cap * signature.elements(signature.sizes_at(length)) for length, cap in caps.items())
-        max_batch_elements.append(signature.batch_elements or max(costs))
-        call_overhead_elements.append(
-            2 * signature.batch_elements or measured_call(signature, by_length)
-        )
+        by_elements = {
+            size * signature.elements(signature.sizes_at(length)): milliseconds
+            for length, batch_ms in by_length.items()
+            for size, milliseconds in batch_ms.items()
+        }
+        max_batch_elements.append(signature.batch_elements or choose_best(by_elements))
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
         batch_ms=batch_ms[len(batch_ms) // 2],
         batch_cap=max(choose_cap(settings, milliseconds) for milliseconds in batch_ms),
         max_batch_elements=max_batch_elements,
-        call_overhead_elements=call_overhead_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in signatures),
     )
 
@@ -126,24 +122,6 @@ def measure_lengths(
     if refusal and not by_length:
         raise refusal
     return by_length
-
-
-def measured_call(signature: Signature, by_length: Mapping[int, Mapping[int, float]]) -> int:
-    """Returns the fixed overhead of a call, as the number of elements computed in that time.
-
-    Fits a line through the times, weighted by relative error, and divides its intercept by its slope;
-    returns 0 if there is only one time. `by_length`: length -> batch size -> milliseconds.
-    """
-    points = {
-        size * signature.elements(signature.sizes_at(length)): ms
-        for length, batch_ms in by_length.items()
-        for size, ms in batch_ms.items()
-    }
-    if len(points) < 2:
-        return 0
-    elements, times = np.array(list(points.items())).T
-    slope, start = map(float, np.polyfit(elements, times, 1, w=1 / times))
-    return round(min(max(start, 0) / max(slope, 1e-9), MAX_OVERHEAD_ELEMENTS))
 
 
 def largest_ms(backend: Backend, signature: Signature) -> float:

@@ -60,14 +60,23 @@ def test_a_worker_that_gets_little_of_a_core_is_kept(fake_settings: dict[str, st
         assert metric(url, "serving_worker_restarts_total") == 0
 
 
+@pytest.mark.parametrize("stands_by", [False, True], ids=["both compute", "one stands by"])
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
 def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
-    fake_settings: dict[str, str], number: signal.Signals
+    fake_settings: dict[str, str], number: signal.Signals, stands_by: bool
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "5"}
+    if stands_by:
+        settings |= {"SERVING_INSTANCES": "auto", "FAKE_SCALES": "1"}
     with fake_service(settings, worker_timeout_ms="1000") as (url, server):
+        model = requests.get(f"{url}/model", timeout=10).json()
+        assert (model["instances"], model["workers"], model["threads"]) == (
+            2,
+            2 - stands_by,
+            1 + stands_by,
+        )
         finished, going_on = threading.Event(), threading.Event()
         going_on.set()
 

@@ -2,10 +2,11 @@
 
 Red, bit 0: the computation makes the file FAKE_GATE.held and lasts until FAKE_GATE exists. Red, the
 other bits: a failure, see `Failure`. Green and blue are the class that is answered. A computation takes
-FAKE_MS milliseconds, and FAKE_CPU_MS of a core. As long as the file FAKE_BROKEN exists nothing can be
-loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as long as FAKE_LOADING exists, loading
-lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims to run, the CPU by default. FAKE_SIZES
-is a file into which it writes the size of every batch. With FAKE_READER=1 it reads the slots itself.
+FAKE_MS milliseconds, divided by the threads if FAKE_SCALES=1, and FAKE_CPU_MS of a core. As long as the
+file FAKE_BROKEN exists nothing can be loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as
+long as FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims
+to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch. With
+FAKE_READER=1 it reads the slots itself.
 It also takes the commands as numbers: those of SEVERAL, and the first three of LENGTHS.
 """
 
@@ -73,12 +74,13 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.classes = 0
+        self.seconds = 0.0
         self.slots: NDArray[np.uint8] | None = None
 
     def load(
         self,
         model: Model,
-        settings: Settings,  # noqa: ARG002 the Protocol's
+        settings: Settings,
         scratch: Path | None = None,  # noqa: ARG002
     ) -> BackendInfo:
         """Loads nothing."""
@@ -91,6 +93,8 @@ class FakeBackend:
                 Path(loading).with_suffix(".held").touch()
                 time.sleep(0.005)
         self.classes = len(model.labels)
+        threads = settings.threads if os.environ.get("FAKE_SCALES") == "1" else 1
+        self.seconds = float(os.environ.get("FAKE_MS", "0")) / 1000 / threads
         return BackendInfo(
             "fake 1", os.environ.get("FAKE_DEVICE", "cpu"), "fake", "fp32", "it is a fake"
         )
@@ -118,7 +122,7 @@ class FakeBackend:
     def obey(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""
         logits = np.zeros((len(batch), self.classes), np.float32)
-        time.sleep(float(os.environ.get("FAKE_MS", "0")) / 1000)
+        time.sleep(self.seconds)
         end = time.thread_time() + float(os.environ.get("FAKE_CPU_MS", "0")) / 1000
         while time.thread_time() < end:
             pass

@@ -105,7 +105,7 @@ class Configs:
         return {
             "max_batch_size": MAX_BATCH_SIZE if batch == "auto" else batch,
             "instances": cpus.usable() if instances == "auto" else instances,
-            "threads": settings.intra_op_threads,
+            "threads": settings.threads,
             "batching": self._batching(),
             "description": json.dumps(self.description.json_text(), ensure_ascii=False),
         }

@@ -85,7 +85,7 @@ class PythonBackend:
             device, self._on_gpu = f"cuda:{index}", True
         for relative in description.files:
             model.check_file(relative)
-        os.environ.setdefault("OMP_NUM_THREADS", str(settings.intra_op_threads))
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
         declared = import_class(description.task, model.folder)
         self._read_declarations(declared, settings)
         self._task = declared()

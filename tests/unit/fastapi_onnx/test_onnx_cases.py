@@ -42,6 +42,7 @@ from smallplates.web.dialects.v2 import codec
 from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.worker.executor import BatchExecutor
 from tests import graphs
+from tests.batches import divided
 
 SLOTS = 128
 REFUSALS = {
@@ -116,7 +117,8 @@ class Call:
         with running(self._signatures, self._backend) as (memory, executor):
             for slot, item in zip(indices, items, strict=True):
                 memory.write_inputs(slot, self._signature, item)
-            for batch in executor.split(indices):
+            for batch in divided(executor, indices):
+                executor.mark(batch)
                 executor.finish(executor.begin(batch))
             for slot in indices:
                 if memory.state[slot] != State.DONE:

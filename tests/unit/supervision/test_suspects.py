@@ -44,6 +44,7 @@ class Engine:
             self.memory.inbox[worker][place] = record(slot, self.memory.generation[slot])
         for slot in slots[:begun]:
             self.memory.attempts[slot] += 1
+            self.memory.worker[slot] = worker
             self.memory.state[slot] = State.RUNNING
 
     def states(self, *slots: int) -> list[State]:

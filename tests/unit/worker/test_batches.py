@@ -24,6 +24,7 @@ from smallplates.worker import warmup
 from smallplates.worker.device_errors import OutOfDeviceMemoryError
 from smallplates.worker.executor import BatchExecutor
 from smallplates.worker.queue import WorkQueue
+from tests.batches import divided
 from tests.reports import reported
 
 TEXT = Signature(
@@ -83,7 +84,8 @@ class Worker:
     def compute(self, *items: Item, signature: int = 0) -> list[State]:
         """Computes them in the batches into which they are divided; returns their states."""
         slots = self.put(*items, signature=signature)
-        for batch in self.executor.split(slots):
+        for batch in divided(self.executor, slots):
+            self.executor.mark(batch)
             self.executor.finish(self.executor.begin(batch))
         return [State(self.memory.state[slot]) for slot in slots]
 
@@ -98,13 +100,13 @@ def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False)
         work, control, done = (os.pipe() for _ in range(3))
         for fd in (*work, *control, *done):
             held.callback(os.close, fd)
-        queue = WorkQueue(memory, 0, (work[0], work[0]), control[0], Settings())
+        queue = WorkQueue(memory, 0, (work[0], work[0]), (work[1], work[1]), control[0], Settings())
         executor = BatchExecutor(memory, 0, queue, (done[1],))
         executor.backend = backend = Echo()  # type: ignore[assignment]  # all that is called of one
         if gpu:
             executor.buckets = [1, 2, 4, 8]
             executor.device = ThreadPoolExecutor(1)
-        memory.max_batch_elements[0] = memory.call_overhead_elements[0] = element_cap
+        memory.max_batch_elements[0] = element_cap
         executor.open(8)
         held.callback(executor.close)
         yield Worker(memory, executor, backend)
@@ -117,34 +119,29 @@ def text(n: int, h: int = 1, w: int = 1, first: int = 0) -> Item:
     return [ids, np.full((h, w), n, np.float32)]
 
 
-def test_no_item_is_padded_by_more_than_half_a_call_is_worth() -> None:
-    items = [text(n) for n in (60, 20, 52, 10, 50, 11, 49)]
+def test_a_batch_has_the_oldest_item_and_those_nearest_in_size() -> None:
     with working(TEXT) as worker:
-        worker.memory.call_overhead_elements[0] = 20
-        assert worker.executor.split(worker.put(*items)) == [[0, 2, 4], [6], [1, 5, 3]]
-        worker.memory.call_overhead_elements[0] = 0
-        assert len(worker.executor.split(worker.put(*items))) == 7
-        assert worker.executor.split(worker.put(text(5), text(6), text(5))) == [[1], [0, 2]]
-
-
-def test_the_batch_with_the_oldest_item_comes_first_and_none_is_above_the_cap() -> None:
-    with working(TEXT) as worker:
+        items = [text(n) for n in (50, 5, 60, 6, 52)]
+        assert divided(worker.executor, worker.put(*items)) == [[0, 4, 2], [1, 3]]
         worker.executor.set_cap(2)
-        worker.memory.call_overhead_elements[0] = 0
-        slots = worker.put(*(text(n) for n in (30, 10, 20, 10, 30)))
-        for slot in slots:
-            worker.memory.queued_at[slot] = 10 - slot
-        assert worker.executor.split(slots) == [[0, 4], [1, 3], [2]]
-        worker.memory.queued_at[2] = 0
-        assert worker.executor.split(slots) == [[2], [0, 4], [1, 3]]
+        assert divided(worker.executor, worker.put(*items)) == [[0, 4], [1, 3], [2]]
+        worker.memory.serving_workers[0] = 3  # which leaves the others their share
+        assert divided(worker.executor, worker.put(*items)) == [[0, 4], [1], [2], [3]]
+
+
+def test_an_item_whose_worker_has_died_is_computed_alone_and_first() -> None:
+    with working(TEXT) as worker:
+        slots = worker.put(*(text(5) for _ in range(4)))
+        worker.memory.attempts[2] = 1
+        assert divided(worker.executor, slots) == [[2], [0, 1, 3]]
 
 
 def test_items_are_padded_to_the_largest_and_outputs_cut_back() -> None:
-    items = [text(5, 2, 3), text(2, 7, 1), text(3, 1, 50)]
+    items = [text(10, 2, 3), text(8, 3, 2), text(9, 1, 3)]
     with working(TEXT) as worker:
         assert worker.compute(*items) == [State.DONE] * 3
         (inputs,) = worker.backend.batches
-        assert [array.shape for array in inputs] == [(3, 5), (3, 7, 50)]
+        assert [array.shape for array in inputs] == [(3, 10), (3, 3, 3)]
         assert {-1} == set(inputs[0][inputs[0] < 0].tolist())
         for slot, (ids, image) in enumerate(items):
             same, sums, few = worker.memory.read_outputs(slot)
@@ -168,22 +165,25 @@ def test_only_equal_sizes_share_a_batch_unless_they_are_padded() -> None:
         worker.memory.sizes[:] = 1  # what earlier items have left, for the axis that only an output has
         worker.memory.sizes[2] = 2
         slots = worker.put(*items)
-        assert sorted(map(sorted, worker.executor.split(slots))) == [[0, 2], [1, 4], [3]]
+        assert sorted(map(sorted, divided(worker.executor, slots))) == [[0, 2], [1, 4], [3]]
     with working(TEXT) as worker:
-        (batch,) = worker.executor.split(worker.put(*items))
-        assert sorted(batch) == [0, 1, 2, 3, 4]
+        (batch, *_) = divided(worker.executor, worker.put(text(3, 2, 2), text(3, 2, 2), text(4)))
+        assert sorted(batch) == [0, 1, 2]
 
 
 def test_a_padded_batch_stays_under_the_cap_of_elements() -> None:
     long_and_wide = [text(1, 50, 1), text(1, 1, 50), text(1, 50, 1)]  # 2500 elements each, if together
     with working(TEXT, element_cap=2600) as worker:
-        batches = worker.executor.split(worker.put(*long_and_wide))
+        batches = divided(worker.executor, worker.put(*long_and_wide))
         assert sorted(map(sorted, batches)) == [[0, 2], [1]]
     with working(TEXT, element_cap=100) as worker:
-        batches = worker.executor.split(worker.put(*(text(n) for n in (100, 10, 40, 9, 50, 11))))
-        assert batches == [[0], [4, 2], [5, 1, 3]]
+        batches = divided(worker.executor, worker.put(*(text(n) for n in (100, 10, 40, 9, 50, 11))))
+        assert batches == [[0], [1, 3, 5], [2, 4]]
     with working(TEXT, element_cap=1) as worker:
-        assert worker.executor.split(worker.put(text(100), text(100))) == [[0], [1]]  # alone, whatever
+        assert divided(worker.executor, worker.put(text(100), text(100))) == [
+            [0],
+            [1],
+        ]  # alone, whatever
 
 
 @given(
@@ -198,7 +198,7 @@ def test_no_division_loses_an_item_or_exceeds_a_bound(
 ) -> None:
     signature = replace(TEXT, pads=pads, batch_size=batch_size)
     with working(signature, element_cap=cap) as worker:
-        batches = worker.executor.split(worker.put(*(text(*fields) for fields in sizes)))
+        batches = divided(worker.executor, worker.put(*(text(*fields) for fields in sizes)))
         assert sorted(slot for batch in batches for slot in batch) == list(range(len(sizes)))
         for batch in batches:
             n, h, w = (max(sizes[slot][axis] for slot in batch) for axis in range(3))
@@ -385,13 +385,6 @@ def test_warm_up_measures_the_lengths_that_a_network_takes() -> None:
     short = replace(LINE, limits={"n": 63})
     with pytest.raises(ConfigurationError, match="not a multiple"):
         warmup.warm_up(Choosy(), [short], [1, 2, 4], chosen)  # type: ignore[arg-type]
-
-
-def test_warm_up_finds_what_a_call_takes_by_itself() -> None:
-    times = {length: {size: 12 + 0.5 * size * length for size in (1, 2, 4)} for length in (16, 64)}
-    assert warmup.measured_call(LINE, times) == 24
-    assert warmup.measured_call(LINE, {16: {1: 1.0, 2: 2.5}}) == 0  # no line through a time below zero
-    assert warmup.measured_call(LINE, {16: {1: 3.0}}) == 0
 
 
 def test_a_worker_has_time_for_the_largest_item() -> None:

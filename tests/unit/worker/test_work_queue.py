@@ -24,9 +24,9 @@ class Pipes:
 
     def queue(self, memory: Memory, cap: int, **settings: object) -> WorkQueue:
         """Worker 1's."""
-        fds = self.pairs[0][0], self.pairs[1][0]
-        chosen = Settings.model_validate(settings)
-        queue = WorkQueue(memory, 1, fds, self.pairs[2][0], chosen)
+        (interactive, bulk), control = self.pairs[:2], self.pairs[2][0]
+        fds, return_fds = (interactive[0], bulk[0]), (interactive[1], bulk[1])
+        queue = WorkQueue(memory, 1, fds, return_fds, control, Settings.model_validate(settings))
         queue.cap = cap
         return queue
 
@@ -50,18 +50,22 @@ def pipes() -> Iterator[Pipes]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("waiting", "ready", "bulk", "taken"),
-    [(5, 2, False, 3), (9, 1, False, 8), (9, 1, True, 4), (1, 2, False, 1)],
-)
-def test_of_items_that_are_padded_a_worker_takes_its_share_for_two_batches(
-    pipes: Pipes, waiting: int, ready: int, bulk: bool, taken: int
+@pytest.mark.parametrize("bulk", [False, True])
+def test_of_items_that_are_padded_a_worker_takes_all_and_gives_back_what_it_leaves(
+    pipes: Pipes, bulk: bool
 ) -> None:
     signature = Signature("t", (TensorSpec("x", "int64", ("n",)),), (), limits={"n": 8}, pads=True)
-    memory = Memory.create(replace(LAYOUT, max_batch=4, signatures=(signature,)))
-    memory.ready_workers[0] = ready
-    pipes.put(*range(waiting), bulk=bulk)
-    assert len(pipes.queue(memory, 4).take() or []) == taken
+    memory = Memory.create(replace(LAYOUT, slots=30, max_batch=4, signatures=(signature,)))
+    memory.bulk[:] = memoryview(bytes([bulk]) * 30).cast("b")
+    queue = pipes.queue(memory, 4)
+    pipes.put(*range(9), bulk=bulk)
+    taken = queue.take() or []
+    assert [slot_of(value) for value in taken] == list(range(9))
+    with queue.turn():
+        queue.give_back(taken[1:3] + taken[5:])
+    assert sorted(filter(None, memory.inbox[1].tolist())) == [taken[0], *taken[3:5]]
+    queue.clear()
+    assert queue.take() == taken[1:3] + taken[5:]
     memory.close()
 
 

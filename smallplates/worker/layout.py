@@ -1,0 +1,86 @@
+"""Layout of a model's workers on a CPU: how many compute at a time, and how many threads each has.
+
+Every worker reads all weights for every batch. If the memory is the limit, one worker with all threads
+computes more than several workers with one each; if the cores are the limit, it computes less. The first
+worker measures this for all, in a process that loads the model as often as there are to be workers.
+Called by `process.py` before it loads the model.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from smallplates.engine.backend import Backend
+from smallplates.models.tensors import Signature
+from smallplates.worker.choice import MAX_TIME_RATIO, QUICK_MS, in_a_fork
+from smallplates.worker.shared_choice import shared_choice
+from smallplates.worker.warmup import run
+
+MAX_THREADS = 16  # more threads than that hardly speed up a batch
+LENGTH = 32  # size of varying axes; most texts are about as long
+SIZES = (1, 4)  # items in a batch, for each thread of a worker
+WINDOW_S = 0.5
+
+Load = Callable[[int], Backend]
+"""Loads the model for a number of threads."""
+
+
+class Layout(NamedTuple):
+    """Workers that compute at a time, their threads, and why."""
+
+    workers: int
+    threads: int
+    reason: str | None = None
+
+
+def choose_layout(
+    load: Load, signature: Signature, cores: int, most: int, scratch: Path | None
+) -> Layout:
+    """Returns the layout in which all cores compute fastest; the same for all instances of a model.
+
+    Layouts of ever more threads are measured as long as each takes a tenth less time than the one
+    before. `most` is the largest batch. Without `scratch` nothing is measured.
+    """
+
+    def measure() -> Layout:
+        best, least_ms, seen = Layout(cores, 1), 0.0, []
+        for threads in range(1, min(cores, MAX_THREADS) + 1):
+            if cores % threads == 0:
+                workers = cores // threads
+                ms, _ = in_a_fork(lambda: item_ms(load, signature, workers, threads, most))  # noqa: B023
+                seen.append(f"{workers} x {threads}: {ms or 0:.2f}")
+                if not ms or (least_ms and ms > MAX_TIME_RATIO * least_ms):
+                    break
+                best, least_ms = Layout(workers, threads), ms
+                if ms < QUICK_MS / cores:
+                    break
+        return best._replace(reason=f"ms per item of workers x threads: {', '.join(seen)}")
+
+    alone = scratch is None or cores == 1
+    return Layout(cores, 1) if alone else Layout(*shared_choice(scratch, "layout", measure))
+
+
+def item_ms(load: Load, signature: Signature, workers: int, threads: int, most: int) -> float:
+    """Returns the milliseconds per item of workers that compute at the same time."""
+    sizes = {signature.batch_size or min(size * threads, most) for size in SIZES}
+    lengths = signature.sizes_at(LENGTH)
+
+    def seconds(backend: Backend) -> float:
+        times: dict[int, list[float]] = {size: [] for size in sizes}
+        end = time.perf_counter() + WINDOW_S
+        while not times[max(sizes)] or time.perf_counter() < end:
+            for size, durations in times.items():
+                started = time.perf_counter()
+                run(backend, signature, size, lengths)
+                durations.append(time.perf_counter() - started)
+        return sum(map(statistics.median, times.values())) / sum(sizes)
+
+    backends = [load(threads) for _ in range(workers)]
+    for backend in backends:
+        for size in sizes:  # the first call of each size plans and allocates
+            run(backend, signature, size, lengths)
+    with ThreadPoolExecutor(workers) as pool:
+        return 1000 * statistics.mean(pool.map(seconds, backends)) / workers
