@@ -1,6 +1,7 @@
 """Messages between the supervisor and a worker process: the start arguments and the commands."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from smallplates.engine.memory import SlotLayout
@@ -40,11 +41,8 @@ class WorkerArgs:
     layout: SlotLayout
     memory_fd: int
     counts_fd: int
-    work_fds: tuple[int, int]
-    """Read ends of the work pipes: interactive, bulk."""
-
-    return_fds: tuple[int, int]
-    """Write ends of the work pipes, for records that a worker has read but leaves to others."""
+    work_pipes: tuple[tuple[int, int], tuple[int, int]]
+    """Both ends of the work pipes, interactive and bulk: a worker puts back what it leaves to others."""
 
     done_fds: tuple[int, ...]
     """Write ends of the done pipes, one for each web process."""
@@ -60,11 +58,5 @@ class WorkerArgs:
         """Descriptors that the worker inherits."""
         waits = () if self.epoll_fd is None else (self.epoll_fd,)
         single_fds = (*waits, self.control_fd, self.status_fd)
-        return (
-            self.memory_fd,
-            self.counts_fd,
-            *self.work_fds,
-            *self.return_fds,
-            *self.done_fds,
-            *single_fds,
-        )
+        pipes = chain(*self.work_pipes)
+        return (self.memory_fd, self.counts_fd, *pipes, *self.done_fds, *single_fds)

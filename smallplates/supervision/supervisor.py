@@ -249,8 +249,7 @@ class Supervisor:
             layout=self.layout,
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
-            work_fds=(self._work[0][0], self._work[1][0]),
-            return_fds=(self._work[0][1], self._work[1][1]),
+            work_pipes=(self._work[0], self._work[1]),
             done_fds=tuple(writer for _, writer in self._done),
             epoll_fd=epoll.fileno() if epoll else None,
         )

@@ -45,9 +45,7 @@ class Suspects:
             inbox[place] = 0
             if value == self._retried:
                 self._retried = 0
-            attempts = memory.attempts[
-                slot
-            ]  # first: another worker that takes it changes its state first
+            attempts = memory.attempts[slot]  # a worker that takes the slot changes its state first
             state = memory.state[slot]
             if state == State.RUNNING and memory.worker[slot] != index:
                 continue  # the dead worker had just given it back, and another one has taken it

@@ -6,11 +6,13 @@ worker measures this for all, in a process that loads the model as often as ther
 Called by `process.py` before it loads the model.
 """
 
-import statistics
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from statistics import mean, median
 from typing import NamedTuple
 
 from smallplates.engine.backend import Backend
@@ -22,7 +24,7 @@ from smallplates.worker.warmup import run
 MAX_THREADS = 16  # more threads than that hardly speed up a batch
 LENGTH = 32  # size of varying axes; most texts are about as long
 SIZES = (1, 4)  # items in a batch, for each thread of a worker
-WINDOW_S = 0.5
+WINDOW_S, MIN_ROUNDS = 0.5, 2  # the first call of each size plans and allocates
 
 Load = Callable[[int], Backend]
 """Loads the model for a number of threads."""
@@ -46,41 +48,36 @@ def choose_layout(
     """
 
     def measure() -> Layout:
-        best, least_ms, seen = Layout(cores, 1), 0.0, []
+        best, least_ms, seen = Layout(cores, 1), math.inf, []
         for threads in range(1, min(cores, MAX_THREADS) + 1):
             if cores % threads == 0:
-                workers = cores // threads
-                ms, _ = in_a_fork(lambda: item_ms(load, signature, workers, threads, most))  # noqa: B023
-                seen.append(f"{workers} x {threads}: {ms or 0:.2f}")
-                if not ms or (least_ms and ms > MAX_TIME_RATIO * least_ms):
+                layout = Layout(cores // threads, threads)
+                ms = in_a_fork(partial(item_ms, load, signature, layout, most))[0] or 0.0
+                seen.append(f"{layout.workers} x {threads}: {ms:.2f}")
+                if not QUICK_MS / cores < ms < MAX_TIME_RATIO * least_ms:
                     break
-                best, least_ms = Layout(workers, threads), ms
-                if ms < QUICK_MS / cores:
-                    break
+                best, least_ms = layout, ms
         return best._replace(reason=f"ms per item of workers x threads: {', '.join(seen)}")
 
     alone = scratch is None or cores == 1
     return Layout(cores, 1) if alone else Layout(*shared_choice(scratch, "layout", measure))
 
 
-def item_ms(load: Load, signature: Signature, workers: int, threads: int, most: int) -> float:
+def item_ms(load: Load, signature: Signature, layout: Layout, most: int) -> float:
     """Returns the milliseconds per item of workers that compute at the same time."""
-    sizes = {signature.batch_size or min(size * threads, most) for size in SIZES}
+    sizes = {signature.batch_size or min(size * layout.threads, most) for size in SIZES}
     lengths = signature.sizes_at(LENGTH)
 
     def seconds(backend: Backend) -> float:
         times: dict[int, list[float]] = {size: [] for size in sizes}
         end = time.perf_counter() + WINDOW_S
-        while not times[max(sizes)] or time.perf_counter() < end:
+        while len(times[max(sizes)]) < MIN_ROUNDS or time.perf_counter() < end:
             for size, durations in times.items():
                 started = time.perf_counter()
                 run(backend, signature, size, lengths)
                 durations.append(time.perf_counter() - started)
-        return sum(map(statistics.median, times.values())) / sum(sizes)
+        return sum(median(durations[1:]) for durations in times.values()) / sum(sizes)
 
-    backends = [load(threads) for _ in range(workers)]
-    for backend in backends:
-        for size in sizes:  # the first call of each size plans and allocates
-            run(backend, signature, size, lengths)
-    with ThreadPoolExecutor(workers) as pool:
-        return 1000 * statistics.mean(pool.map(seconds, backends)) / workers
+    backends = [load(layout.threads) for _ in range(layout.workers)]
+    with ThreadPoolExecutor(layout.workers) as pool:
+        return 1000 * mean(pool.map(seconds, backends)) / layout.workers

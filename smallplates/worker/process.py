@@ -58,13 +58,7 @@ class Worker:
         self._scratch = Path(args.scratch) if args.scratch else None
         self._memory = Memory(args.memory_fd, args.layout, args.counts_fd)
         self._queue = WorkQueue(
-            self._memory,
-            args.index,
-            args.work_fds,
-            args.return_fds,
-            args.control_fd,
-            settings,
-            args.epoll_fd,
+            self._memory, args.index, args.work_pipes, args.control_fd, settings, args.epoll_fd
         )
         self._executor = BatchExecutor(self._memory, args.index, self._queue, args.done_fds)
 
@@ -129,7 +123,6 @@ class Worker:
         may_use_gpu = device_for(settings) != "cpu" and topology.gpu_is_possible()
         if not is_open or may_use_gpu or kind_of(model.description.task) is PYTHON:
             return Layout(self._args.layout.workers, settings.threads)
-
         slots, most = self._args.layout, batch_sizes.largest_batch(settings, "cpu")
         load = partial(self._load_for_threads, model)
         return choose_layout(load, slots.signatures[0], slots.workers, most, self._scratch)

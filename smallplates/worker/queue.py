@@ -53,15 +53,15 @@ class WorkQueue:
         self,
         memory: Memory,
         index: int,
-        fds: tuple[int, int],
-        return_fds: tuple[int, int],
+        pipes: tuple[tuple[int, int], tuple[int, int]],
         control_fd: int,
         settings: Settings,
         epoll_fd: int | None = None,
     ) -> None:
-        """`fds` are the read ends of the work pipes, `return_fds` their write ends.
+        """`pipes` are the work pipes.
 
-        Uses the epoll that `exclusive_epoll` created from `fds`, or a plain poll if there is none.
+        Uses the epoll that `exclusive_epoll` created from their read ends, or a plain poll if there is
+        none.
         """
         self.cap = 1
         self._memory = memory
@@ -73,13 +73,12 @@ class WorkQueue:
         """Index at which the half for the next batch starts."""
 
         self._empty = bytes(len(self._inbox_bytes))
-        self._fds = fds
-        self._return_fds = return_fds
+        self._fds, self._return_fds = zip(*pipes, strict=True)
         self._control_fd = control_fd
         self._pads = memory.layout.pads
         self._delay_s = settings.max_queue_delay_us / 1e6
         self._preferred = sorted(settings.preferred_batch_sizes)
-        self._poll = poll_of(fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)
+        self._poll = poll_of(self._fds) if epoll_fd is None else select.epoll.fromfd(epoll_fd)
         self._poll.register(control_fd, select.POLLIN)  # has the same value as EPOLLIN
 
     def clear(self) -> None:

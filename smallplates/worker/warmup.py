@@ -29,10 +29,10 @@ SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after th
 GROWING_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
-MAX_CALL_S = 0.5
+MAX_CALL_S = 0.25
 """Batches of varying sizes that take longer are not measured further."""
 
-MAX_FIRST_CALL_S = 1.0
+MAX_FIRST_CALL_S = 0.5
 """Batches of varying sizes are not tried at all if smaller ones suggest that they take longer."""
 
 
@@ -55,9 +55,9 @@ def warm_up(
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         alike = [spec.name for spec in signature.inputs] == inputs
-        if profiles and (alike or not measures_elements(signature)):
+        if profiles and (alike or not signature.input_axes):
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
-            max_batch_elements.append(signature.batch_elements or max_batch_elements[0])
+            max_batch_elements.append(max_batch_elements[0])
             continue
         by_length = measure_lengths(backend, signature, sizes)
         for length, measured in by_length.items():
@@ -67,7 +67,7 @@ def warm_up(
             for length, batch_ms in by_length.items()
             for size, milliseconds in batch_ms.items()
         }
-        max_batch_elements.append(signature.batch_elements or choose_best(by_elements))
+        max_batch_elements.append(choose_best(by_elements))
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
@@ -95,11 +95,6 @@ def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
             raise refusals[0]
 
 
-def measures_elements(signature: Signature) -> bool:
-    """Returns whether to measure the batch limit in elements: if sizes vary and none is declared."""
-    return bool(signature.input_axes) and not signature.batch_elements
-
-
 def measure_lengths(
     backend: Backend, signature: Signature, batch_sizes: Sequence[int]
 ) -> dict[int, dict[int, float]]:
@@ -108,8 +103,8 @@ def measure_lengths(
     Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
     if it supports none of them.
     """
-    lengths = EXAMPLE_LENGTHS if measures_elements(signature) else EXAMPLE_LENGTHS[:1]
-    different = {tuple(signature.sizes_at(length).values()): length for length in reversed(lengths)}
+    lengths = reversed(EXAMPLE_LENGTHS)
+    different = {tuple(signature.sizes_at(length).values()): length for length in lengths}
     by_length: dict[int, dict[int, float]] = {}
     refusal: ConfigurationError | None = None
     for length in sorted(different.values()):
@@ -129,7 +124,7 @@ def largest_ms(backend: Backend, signature: Signature) -> float:
 
     A client may send such an item at any time, and the worker that computes it must not count as hung.
     """
-    if not measures_elements(signature):
+    if not signature.input_axes:
         return 0.0
     started = time.perf_counter()
     try:

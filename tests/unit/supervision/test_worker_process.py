@@ -141,8 +141,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
         layout=LAYOUT,
         memory_fd=memory.fd,
         counts_fd=memory.counts.fd,
-        work_fds=(0, 0),
-        return_fds=(0, 0),
+        work_pipes=((0, 0), (0, 0)),
         done_fds=(),
     )
     with pytest.raises(OSError, match="too many"):

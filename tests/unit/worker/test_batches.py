@@ -100,7 +100,7 @@ def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False)
         work, control, done = (os.pipe() for _ in range(3))
         for fd in (*work, *control, *done):
             held.callback(os.close, fd)
-        queue = WorkQueue(memory, 0, (work[0], work[0]), (work[1], work[1]), control[0], Settings())
+        queue = WorkQueue(memory, 0, (work, work), control[0], Settings())
         executor = BatchExecutor(memory, 0, queue, (done[1],))
         executor.backend = backend = Echo()  # type: ignore[assignment]  # all that is called of one
         if gpu:
@@ -380,7 +380,8 @@ def test_warm_up_measures_the_lengths_that_a_network_takes() -> None:
     chosen = Settings(max_batch_size=4)
     for backend, most in ((Echo(), 200), (Choosy(), 64)):
         profile = warmup.warm_up(backend, [LINE], [1, 2, 4], chosen)  # type: ignore[arg-type]
-        assert (profile.batch_cap, profile.max_batch_elements) == (4, [4 * most])
+        assert (profile.batch_cap, len(profile.max_batch_elements)) == (4, 1)
+        assert most == max(batch[0].shape[1] for batch in backend.batches[:-1])
         assert backend.batches[-1][0].shape == ((1, 200) if most == 200 else (4, 64))
     short = replace(LINE, limits={"n": 63})
     with pytest.raises(ConfigurationError, match="not a multiple"):
@@ -395,15 +396,15 @@ def test_a_worker_has_time_for_the_largest_item() -> None:
 
 def test_warm_up_runs_only_the_size_that_a_network_computes() -> None:
     backend = Echo()
-    fixed = replace(LINE, batch_size=1, batch_elements=64)
+    fixed = replace(LINE, batch_size=1)
     profile = warmup.warm_up(backend, [FIXED, fixed], [1, 2, 4, 8], Settings())  # type: ignore[arg-type]
     assert list(profile.batch_ms) == [4]
-    assert (profile.batch_cap, profile.max_batch_elements, profile.largest_ms) == (4, [4, 64], 0)
+    assert (profile.batch_cap, profile.max_batch_elements[0]) == (4, 4)
     assert {len(batch[0]) for batch in backend.batches} == {4, 1}
 
 
 class Timed(Echo):
-    """Takes a set time for a call and for each item, of a clock that stands still meanwhile."""
+    """Takes a set time for a call and for each element, of a clock that stands still meanwhile."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float, item_ms: float) -> None:
         super().__init__()
@@ -414,7 +415,7 @@ class Timed(Echo):
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
         """Moves the clock on."""
         call, item = self._ms
-        self.now += (call + item * len(inputs[0])) / 1000
+        self.now += (call + item * inputs[0].size) / 1000
         return super().infer(signature, inputs)
 
 
@@ -432,3 +433,9 @@ def test_batches_are_doubled_while_that_gains(
     assert (max(profile.batch_ms), profile.batch_cap) == (largest, cap)
     declared: Any = Timed(monkeypatch, call_ms, item_ms)
     assert max(warmup.warm_up(declared, [flexible], [1, 2], Settings()).batch_ms) == 2
+
+
+def test_a_batch_has_as_many_elements_as_are_nearly_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend: Any = Timed(monkeypatch, 0.2, 0.01)
+    profile = warmup.warm_up(backend, [LINE], [1, 2, 4, 8], Settings())
+    assert profile.max_batch_elements == [400]  # 95 of 99 elements per ms, which 1600 reach

@@ -75,8 +75,7 @@ class Engine:
             layout=LAYOUT,
             memory_fd=self.memory.fd,
             counts_fd=self.memory.counts.fd,
-            work_fds=(self._work[0], self._bulk[0]),
-            return_fds=(self._work[1], self._bulk[1]),
+            work_pipes=(self._work, self._bulk),
             done_fds=(self._done[1],),
             control_fd=self._control[0],
         )

@@ -107,7 +107,7 @@ class Forgetful:
 
 def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
     work, control, done = os.pipe(), os.pipe(), os.pipe()
-    queue = WorkQueue(memory, 0, (work[0], work[0]), (work[1], work[1]), control[0], Settings())
+    queue = WorkQueue(memory, 0, (work, work), control[0], Settings())
     executor = BatchExecutor(memory, 0, queue, (done[1],))
     executor.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
     executor.buckets = [1, 2]

@@ -44,8 +44,7 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
             layout=LAYOUT,
             memory_fd=memory.fd,
             counts_fd=memory.counts.fd,
-            work_fds=(interactive[0], bulk[0]),
-            return_fds=(interactive[1], bulk[1]),
+            work_pipes=(interactive, bulk),
             done_fds=(done[1],),
             epoll_fd=os.dup(epoll.fileno()) if epoll else None,  # the worker closes its own
             control_fd=control[0],

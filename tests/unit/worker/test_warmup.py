@@ -94,11 +94,11 @@ def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
     ran: list[int] = []
 
     class Slow:
-        """0.2 s an item, and half a second more the first time, on a clock that only it moves."""
+        """0.1 s an item, and half a second more the first time, on a clock that only it moves."""
 
         def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
             nonlocal now
-            now += 0.2 * len(inputs[0]) + 0.5 * (not ran)
+            now += 0.1 * len(inputs[0]) + 0.5 * (not ran)
             ran.append(len(inputs[0]))
             return [np.zeros((len(inputs[0]), 2), np.float32)]
 
@@ -111,5 +111,5 @@ def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
         pads=True,
     )
     profile = warmup.measure(Slow(), text, [1, 2, 4, 8, 16], 64)  # type: ignore[arg-type]
-    assert profile == {1: 200.0, 2: 400.0}
+    assert profile == {1: 100.0, 2: 200.0}
     assert ran == [1, 1, 2, 4, 1, 2]

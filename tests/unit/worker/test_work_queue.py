@@ -24,9 +24,9 @@ class Pipes:
 
     def queue(self, memory: Memory, cap: int, **settings: object) -> WorkQueue:
         """Worker 1's."""
-        (interactive, bulk), control = self.pairs[:2], self.pairs[2][0]
-        fds, return_fds = (interactive[0], bulk[0]), (interactive[1], bulk[1])
-        queue = WorkQueue(memory, 1, fds, return_fds, control, Settings.model_validate(settings))
+        interactive, bulk, control = self.pairs
+        chosen = Settings.model_validate(settings)
+        queue = WorkQueue(memory, 1, (interactive, bulk), control[0], chosen)
         queue.cap = cap
         return queue
 
