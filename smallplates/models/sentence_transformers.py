@@ -75,16 +75,11 @@ class Dense(File):
         return name
 
 
-class Prompts(File):
-    """Content of `config_sentence_transformers.json`."""
+class Options(File):
+    """Content of `config_sentence_transformers.json`, and of `sentence_bert_config.json`."""
 
     prompts: dict[str, str] = Field(default={})
     default_prompt_name: str | None = None
-
-
-class Length(File):
-    """Content of `sentence_bert_config.json`."""
-
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 
@@ -115,8 +110,8 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
     for step in linear:
         read_dense(folder / step.path)
     file = folder / PROMPTS
-    prompts = read(file, Prompts) if file.is_file() else Prompts()
-    if not pooling.include_prompt and prompts.prompts:
+    options = read(file, Options) if file.is_file() else Options()
+    if not pooling.include_prompt and options.prompts:
         raise ConfigurationError(
             f"{folder} cannot be served: its pooling leaves prompts out (include_prompt)"
         )
@@ -127,14 +122,14 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
                 "dense": [step.path for step in linear],
                 "normalize": normalizes,
                 "lower_case": read_length(folder).do_lower_case,
-                **prompts.model_dump(include={"prompts", "default_prompt_name"}),
+                **options.model_dump(include={"prompts", "default_prompt_name"}),
             }
         )
 
 
-def read_length(folder: Path) -> Length:
+def read_length(folder: Path) -> Options:
     """Reads the length of texts that the model was made for. Raises ConfigurationError."""
-    return next((read(path, Length) for path in sorted(folder.glob(LENGTHS))), Length())
+    return next((read(path, Options) for path in sorted(folder.glob(LENGTHS))), Options())
 
 
 def read_dense(folder: Path) -> tuple[Path, Dense]:

@@ -1,7 +1,6 @@
 """Embedding: a text in, a vector out, with the pooling and the prompts of sentence-transformers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +18,7 @@ from smallplates.models.sentence_transformers import embedding_pipeline, read_le
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
-from smallplates.tasks.text import TOKENS, Reading, TextTask
+from smallplates.tasks.text import TOKENS, Direction, Reading, TextTask, Truncate
 from smallplates.tasks.tokenizer import text_pipeline
 
 LEAST_LENGTH = np.float32(1e-12)
@@ -35,37 +34,17 @@ class EmbeddingRequest(BaseModel):
     """A text, and how its vector should be."""
 
     text: str = Field(min_length=1)
-    dimensions: int | None = Field(
-        default=None, ge=1, description="How many of the first numbers to return; all by default."
-    )
-    normalize: bool | None = Field(
-        default=None,
-        description="Whether the vector has the length 1. By default, as the model's files say.",
-    )
-    prompt_name: str | None = Field(
-        default=None, description="Which of the model's prompts to put before the text."
-    )
-    truncate: bool | None = Field(
-        default=None,
-        description="Whether a long text is cut, or refused. By default, as SERVING_LONG_TEXT says.",
-    )
-    truncation_direction: str | None = Field(
-        default=None, description="End at which a long text is cut: left or right."
-    )
+    dimensions: int | None = Field(None, ge=1, description="How many of the first numbers to return.")
+    normalize: bool | None = Field(None, description="Whether the vector has the length 1.")
+    prompt_name: str | None = Field(None, description="Which prompt of the model goes before the text.")
+    truncate: Truncate = None
+    truncation_direction: Direction = None
 
 
 class EmbeddingResponse(BaseModel):
     """A text's vector."""
 
     embedding: list[float] = Field(json_schema_extra={"items": {"type": "number", "format": "float"}})
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a request says of its vector."""
-
-    dimensions: int | None
-    normalize: bool
 
 
 class Embedding(TextTask):
@@ -128,16 +107,16 @@ class Embedding(TextTask):
             known = ", ".join(self.prompts) or "none"
             raise InvalidRequestError(f"the model has no prompt {name[:80]!r}; its prompts are: {known}")
         prompt = self.prompts[name] if name is not None else ""
-        form = Form(dimensions, self._pipeline.normalize if normalize is None else normalize)
+        form = dimensions, self._pipeline.normalize if normalize is None else normalize
         return self.reading({"text": fields["text"]}, self.side_of(fields), form, prompt)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the vector, float32 [dimensions]."""
-        ((vector,),), form = outputs, prepared.context
-        vector = vector[: form.dimensions].astype(np.float32)
-        if form.normalize:
+        ((vector,),), (dimensions, normalize) = outputs, prepared.context
+        vector = vector[:dimensions].astype(np.float32)
+        if normalize:
             vector = vector / np.maximum(np.linalg.norm(vector), LEAST_LENGTH)
         return [{"embedding": vector}]
 

@@ -1,7 +1,6 @@
 """Ranking: a query and texts in, a score for each text out, by a classifier of pairs with one label."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
-from smallplates.tasks.text import TextTask
+from smallplates.tasks.text import Direction, TextTask, Truncate
 
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
@@ -30,17 +29,9 @@ class RankingRequest(BaseModel):
 
     query: str = Field(min_length=1)
     texts: list[str] = Field(min_length=1)
-    raw_scores: bool | None = Field(
-        default=None,
-        description="Whether scores are the network's numbers, of any size, or from 0 to 1.",
-    )
-    truncate: bool | None = Field(
-        default=None,
-        description="Whether long texts are cut, or refused. By default, as SERVING_LONG_TEXT says.",
-    )
-    truncation_direction: str | None = Field(
-        default=None, description="End at which long texts are cut: left or right."
-    )
+    raw_scores: bool | None = Field(None, description="Whether scores are of any size, or from 0 to 1.")
+    truncate: Truncate = None
+    truncation_direction: Direction = None
 
 
 class Rank(BaseModel):
@@ -54,16 +45,6 @@ class RankingResponse(BaseModel):
     """The texts, best first; of equal ones the first in the request comes first."""
 
     ranking: list[Rank]
-
-
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Data that `Ranking.postprocess` needs."""
-
-    items: list[int]
-    """Index of the item of each text; equal texts share one."""
-
-    raw_scores: bool
 
 
 class Ranking(TextTask):
@@ -122,7 +103,7 @@ class Ranking(TextTask):
         places = {text: place for place, text in enumerate(names)}
         return Prepared(
             [item for part in parts.values() for item in part.items],
-            Texts([places[text] for text in texts], bool(fields.get("raw_scores"))),
+            ([places[text] for text in texts], fields.get("raw_scores")),
             truncated=any(part.truncated for part in parts.values()),
             tokens=sum(parts[text].tokens for text in texts),
         )
@@ -131,9 +112,9 @@ class Ranking(TextTask):
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
     ) -> list[Candidate]:
         """Returns the index and the score of each text, best first."""
-        texts: Texts = prepared.context
-        logits = np.array([numbers[0] for (numbers,) in outputs], np.float32)[texts.items]
-        scores = logits if texts.raw_scores else sigmoid(logits)
+        places, is_raw = prepared.context  # the item of each text
+        logits = np.array([numbers[0] for (numbers,) in outputs], np.float32)[places]
+        scores = logits if is_raw else sigmoid(logits)
         order = np.argsort(-logits, kind="stable")[:top_k]
         return [{"index": int(place), "score": float(scores[place])} for place in order]
 

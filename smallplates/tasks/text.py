@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 from tokenizers import Encoding
 
 from smallplates.errors import (
@@ -57,6 +58,12 @@ CHARACTERS_PER_TOKEN = 250
 """A text that is cut anyway is first cut to so many characters per token that the model takes."""
 
 SIDES = ("left", "right")
+Truncate = Annotated[bool | None, Field(description="Cut long texts? By default: SERVING_LONG_TEXT.")]
+Direction = Annotated[
+    str | None, Field(description="The end of a long text that is cut: left or right.")
+]
+"""Types of the fields `truncate` and `truncation_direction`."""
+
 Texts = Mapping[str, str]
 """A text or a pair of texts; the keys are for error messages."""
 
@@ -281,19 +288,15 @@ def kept_tokens(encoding: Encoding, most: int, side: str) -> Array:
     Special tokens are kept. Of a pair, the longer text is cut first, as by transformers.
     """
     sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
-    places = [np.flatnonzero(sequences == number) for number in range(encoding.n_sequences)]
-    room = max(0, most - int(np.isnan(sequences).sum()))
-    shares = [min(len(places[0]), room)]
-    if len(places) > 1:
-        shorter, longer = sorted(map(len, places))
-        if shorter > room // 2:
-            shorter, longer = room // 2, room - room // 2
-        else:
-            longer = min(longer, room - shorter)
-        shares = [shorter, longer] if len(places[0]) <= len(places[1]) else [longer, shorter]
     kept: Array = np.isnan(sequences)
-    for place, share in zip(places, shares, strict=True):
-        kept[place[len(place) - share :] if side == "left" else place[:share]] = True
+    places = [np.flatnonzero(sequences == number) for number in range(encoding.n_sequences)]
+    room = max(0, most - int(kept.sum()))
+    shorter = min(room // 2, *map(len, places)) if len(places) > 1 else 0
+    shares = [room - shorter, shorter]
+    if len(places[0]) <= len(places[-1]) and len(places) > 1:
+        shares.reverse()
+    for place, share in zip(places, shares, strict=False):
+        kept[place[max(0, len(place) - share) :] if side == "left" else place[:share]] = True
     return kept
 
 

@@ -97,9 +97,7 @@ class Admission:
         """See `Slots.results`."""
         return await self.slots.results()
 
-    def finish(
-        self, results: Sequence[ItemResult], version: str, truncated: bool = False, tokens: int = 0
-    ) -> Timings:
+    def finish(self, results: Sequence[ItemResult], version: str, truncated: bool = False) -> Timings:
         """Counts the answered request, and returns its timings."""
         started = min(result.started_at for result in results)
         finished = max(result.finished_at for result in results)
@@ -113,7 +111,6 @@ class Admission:
             batch_size=max(sizes),
             version=version,
             truncated=truncated,
-            tokens=tokens,
         )
         self._client.statistics.succeeded(self._signature, timings, sizes)
         return timings

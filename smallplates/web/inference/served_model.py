@@ -284,8 +284,9 @@ class ServedModel:
         results = await admission.results()
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
+        timings = admission.finish(results, self.description.version, truncated)
         tokens = [prepared[place].tokens for place in places]
-        timings = admission.finish(results, self.description.version, truncated, sum(tokens))
+        timings.tokens = sum(tokens)
         return Answer(self.task, [candidates[place] for place in places], [], timings, tokens)
 
     async def infer(
@@ -397,14 +398,10 @@ def without_repeats(inputs: Sequence[Input]) -> tuple[dict[int, Input], list[int
     Raises RequestError.
     """
     contents = all_or_error([result_or_error(source.read) for source in inputs], range(len(inputs)))
-    numbers: dict[str, int] = {}
-    different: dict[int, Input] = {}
-    places = []
-    for index, fields in enumerate(contents):
-        places.append(numbers.setdefault(repr(fields), len(different)))
-        if places[-1] == len(different):
-            different[index] = Input(inputs[index].size, partial(dict, fields))
-    return different, places
+    firsts: dict[str, int] = {}
+    indices = [firsts.setdefault(repr(fields), index) for index, fields in enumerate(contents)]
+    order = {index: place for place, index in enumerate(firsts.values())}
+    return {index: inputs[index] for index in order}, [order[index] for index in indices]
 
 
 def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:
