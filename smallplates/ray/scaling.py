@@ -64,7 +64,7 @@ class Load:
         growth = {name: total - self._before.get(name, Figures()) for name, total in figures.items()}
         self._time, self._before = now, figures
         shares = [
-            growth[name].infer_ns / 1e9 / max(1, model.ready_workers) / seconds
+            growth[name].infer_ns / 1e9 / max(1, model.client.memory.serving_workers[0]) / seconds
             for name, model in models.items()
         ]
         requests = sum(figure.requests for figure in growth.values())

@@ -154,7 +154,7 @@ class EngineCollector(Collector):
             for family, value in (
                 (depth, memory.state.tolist().count(State.QUEUED)),
                 (free, memory.free_slots),
-                (ready, memory.ready_workers[0]),
+                (ready, memory.serving_workers[0]),
                 (restarts, self._restarts_before[model] + memory.restarts[0]),
                 (cap, memory.smallest_cap),
                 (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),

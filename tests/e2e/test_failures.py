@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -30,6 +31,12 @@ from tests.fake.backend import Failure, command
 from tests.fake.model import CLASSES
 from tests.http_load import send_all
 from tests.servers import metric, wait_for
+
+
+def model_of(url: str) -> dict[str, Any]:
+    """What `/model` says."""
+    described: dict[str, Any] = requests.get(f"{url}/model", timeout=10).json()
+    return described
 
 
 @contextmanager
@@ -71,7 +78,7 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
     if stands_by:
         settings |= {"SERVING_INSTANCES": "auto", "FAKE_SCALES": "1"}
     with fake_service(settings, worker_timeout_ms="1000") as (url, server):
-        model = requests.get(f"{url}/model", timeout=10).json()
+        model = model_of(url)
         assert (model["instances"], model["workers"], model["threads"]) == (
             2,
             2 - stands_by,
@@ -83,7 +90,7 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
         def strike() -> None:
             try:
                 for _ in range(3):
-                    wait_for(lambda: ready_workers(url) == 2)
+                    wait_for(lambda: model_of(url)["instances"] == 2)
                     going_on.clear()  # for the suspects: an item fails if its second worker dies, too
                     wait_for(lambda: metric(url, "serving_free_slots") == 256)
                     going_on.set()

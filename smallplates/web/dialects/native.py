@@ -75,7 +75,7 @@ class ModelResponse(BaseModel):
     length_step: int = Field(description="Texts are padded to multiples of this length.")
     fallback: str | None = Field(description="Why `auto` did not choose the GPU.")
     instances: int
-    workers: int = Field(description="Instances that compute at a time; the others stand by.")
+    workers: int = Field(description="Instances that compute batches now; others stand by.")
     threads: int = Field(description="Threads of each instance.")
     layout_reason: str | None = Field(description="What was measured to choose these two numbers.")
     max_batch_size: int

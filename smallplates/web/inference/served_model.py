@@ -226,7 +226,7 @@ class ServedModel:
             "limits": {"request_bytes": self._largest_body, **task.limits},
             **asdict(report.info),
             "instances": self.ready_workers,
-            "workers": report.workers,
+            "workers": memory.serving_workers[0],
             "threads": report.threads,
             "layout_reason": report.layout_reason,
             "web_processes": self.web_processes,

@@ -48,7 +48,7 @@ class Model:
     """Statistics of a model with two workers."""
 
     signatures = ("image", "tensor")
-    ready_workers = 2
+    client = SimpleNamespace(memory=SimpleNamespace(serving_workers=[2]))
 
     def __init__(self) -> None:
         self.totals, self.batches = Totals(), BatchTotals()
