@@ -26,6 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: run run-ray test test-all test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
+.PHONY: test-clients
 .PHONY: triton-repository bench bench-gpu
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
 
@@ -56,6 +57,9 @@ test-ray: .venv-ray/installed  ## replicas and nodes come and go on a local Ray;
 
 test-transformers: .venv-transformers/installed  ## exports answer as transformers' own pipelines; 5 GB, most of it PyTorch for CUDA
 	.venv-transformers/bin/python -m pytest -W default -m transformers tests/transformers
+
+test-clients: .venv-clients/installed  ## libraries that people use call the service, unmodified; 400 MB, and Node for one of them
+	.venv-clients/bin/python -m pytest -W default -m clients tests/clients
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
 	$(BIN)/python -m smallplates.export.triton --model $(MODEL)
@@ -120,7 +124,7 @@ docs-tables: .venv/dev.installed  ## the generated parts of README.md and docs/,
 	$(BIN)/python -m tools.tables
 
 clean:
-	rm -rf .venv .venv-docs .venv-ray .venv-transformers
+	rm -rf .venv .venv-clients .venv-docs .venv-ray .venv-transformers
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
@@ -131,7 +135,7 @@ clean:
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-.venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
+.venv-clients/installed .venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install $(EXACTLY) -r $<
 	@touch $@

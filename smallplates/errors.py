@@ -155,6 +155,12 @@ class InvalidRequestError(RequestError):
     status = 422
 
 
+class WrongTaskError(RequestError):
+    """Model does not do what this path is for."""
+
+    code = "wrong_task"
+
+
 class RetryableError(ServingError):
     """Temporary refusal: the same request may succeed after `Retry-After` seconds."""
 

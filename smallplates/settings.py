@@ -31,7 +31,7 @@ ROOT = PACKAGE.parent
 FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
-Protocol = Literal["v2", "tfserving", "torchserve"]
+Protocol = Literal["v2", "tfserving", "torchserve", "openai", "tei", "rerank"]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -62,6 +62,10 @@ class Settings(BaseSettings):
     """Model folders to serve, separated by commas: `models/food11,sentiment=path/to/export`. Write
     `NAME=` in front of a folder to give the model another name. The first model is the default. If
     empty, only `SERVING_MODEL_DIR` is served."""
+
+    aliases: Annotated[dict[str, str], NoDecode] = {}
+    """More names of models, separated by commas: `text-embedding-3-small=minilm` lets clients call
+    `minilm` by the name of OpenAI's model."""
 
     model_store: DirectoryPath | None = None
     """Folder of model folders that can be loaded while the service runs, each under its folder's
@@ -193,6 +197,10 @@ class Settings(BaseSettings):
     """What a classifier does with a text that has too many tokens. `refuse`: return 413 `text_too_long`.
     `truncate`: use only the first tokens."""
 
+    accept_token_ids: bool = False
+    """Whether OpenAI's and TEI's clients may send token ids in place of texts. They must be those of the
+    model's own tokeniser; by default they are refused, because most clients send those of OpenAI's."""
+
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
 
@@ -282,6 +290,17 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @field_validator("aliases", mode="before")
+    @classmethod
+    def split_aliases(cls, value: object) -> object:
+        """Splits text at its commas, and each part at its first `=`."""
+        if not isinstance(value, str):
+            return value
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if any(not alias.strip() or not name.strip() for alias, _, name in pairs):
+            raise ValueError("write ALIAS=MODEL,...")
+        return {alias.strip(): name.strip() for alias, _, name in pairs}
 
     @field_validator("otlp_endpoint")
     @classmethod

@@ -244,6 +244,10 @@ def configured_models(settings: Settings) -> dict[str, Model]:
                 raise ConfigurationError(f"two models are named {alias}: {both}; write NAME=FOLDER")
             owners[alias] = place
         models[model.description.name] = model
+    for alias, name in settings.aliases.items():
+        if alias in owners or name not in owners.keys() | stored_models(settings).keys():
+            reason = f"there is no model {name}" if alias not in owners else f"{alias} is a model's name"
+            raise ConfigurationError(f"SERVING_ALIASES: {alias}={name}: {reason}")
     return models
 
 

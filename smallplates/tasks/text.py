@@ -179,9 +179,10 @@ class TextTask(Task):
         ]
 
     def read(self, fields: Fields) -> Reading:
-        """Returns the request's texts, which are all of its fields. Raises RequestError."""
+        """Returns the request's texts, which are all of its declared fields. Raises RequestError."""
         names = (field.name for field in self.request)
-        return self.reading({name: fields[name] for name in names if name in fields}, self.side_of({}))
+        texts = {name: fields[name] for name in names if name in fields}
+        return self.reading(texts, self.side_of(fields))
 
     def side_of(self, fields: Fields) -> str | None:
         """Returns where long texts are cut by the fields `truncate` and `truncation_direction`.
@@ -209,11 +210,15 @@ class TextTask(Task):
         with_prompt = {name: prompt + text for name, text in kept.items()}
         return Reading(with_prompt, side, context, is_cut=kept != texts)
 
-    def encode(self, batch: Sequence[Texts]) -> list[Encoding]:
-        """Tokenises texts or pairs of texts. Raises InternalError if the tokeniser fails."""
+    def encode(self, batch: Sequence[Texts], special: bool = True) -> list[Encoding]:
+        """Tokenises texts or pairs of texts, by default with special tokens around them.
+
+        Raises InternalError if the tokeniser fails.
+        """
         values = [tuple(texts.values()) for texts in batch]
+        inputs = [text if len(text) > 1 else text[0] for text in values]
         try:
-            return self.tokenizer.encode_batch([text if len(text) > 1 else text[0] for text in values])
+            return self.tokenizer.encode_batch(inputs, add_special_tokens=special)
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
 

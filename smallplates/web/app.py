@@ -25,7 +25,7 @@ from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.dialects import native, tfserving, torchserve
+from smallplates.web.dialects import native, openai, rerank, tei, tfserving, torchserve
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
 from smallplates.web.dialects.v2 import http as v2
@@ -40,6 +40,9 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "v2": v2.DIALECT,
     "tfserving": tfserving.DIALECT,
     "torchserve": torchserve.DIALECT,
+    "openai": openai.DIALECT,
+    "tei": tei.DIALECT,
+    "rerank": rerank.DIALECT,
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 
@@ -87,12 +90,25 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
     dialects = enabled_dialects(settings)
     for dialect in dialects:  # `include_router` would cost 20 us per request
-        app.router.routes.extend(Routes(dialect, pipeline, catalog).routes)
+        add_routes(app, Routes(dialect, pipeline, catalog))
     for route in app.router.routes:  # also Swagger's
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
             route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
     app.middleware_stack = middleware_stack(app, settings, service.metrics, dialects, tracer)
     return app
+
+
+def add_routes(app: FastAPI, routes: Routes) -> None:
+    """Adds a dialect's routes; on an earlier one's path it answers only the bodies that it claims."""
+    earlier = [route for route in app.router.routes if isinstance(route, Route)]
+    known = {(route.path, frozenset(route.methods or ())): route for route in earlier}
+    for route in routes.routes:
+        assert isinstance(route, Route)  # noqa: S101 the router's class of routes
+        first = known.get((route.path, frozenset(route.methods or ())))
+        if first is None:
+            app.router.routes.append(route)
+        elif route.claim:
+            first.claims = (*first.claims, route.claim)
 
 
 def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:

@@ -6,9 +6,10 @@ names for either.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from smallplates.errors import NotFoundError
+from smallplates.errors import InvalidRequestError, NotFoundError, WrongTaskError
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.tasks.base import Field
@@ -77,6 +78,17 @@ class CatalogEntry:
     is_batched: bool = True  # whether shapes may begin with a batch dimension
 
     @property
+    def card(self) -> dict[str, Any]:
+        """The model as OpenAI lists it; its clients share paths with those of TensorFlow Serving."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": int(self.model.handle.model.path.stat().st_mtime),
+            "owned_by": "smallplates",
+            "max_model_len": getattr(self.model.task, "max_tokens", None),
+        }
+
+    @property
     def is_quick_to_parse(self) -> bool:
         """Whether even large JSON is quick: base64 is one string, unlike lists of numbers or texts."""
         return all(spec.is_bytes and spec.dims == (1,) for spec in self.inputs)
@@ -104,8 +116,12 @@ class ModelCatalog:
         models = self._service.models
         if self._described is not models:
             entries = [entry for model in models.values() for entry in entries_of(model)]
-            self._entries = {entry.name: entry for entry in reversed(entries)}
-            self._entries = {entry.name: self._entries[entry.name] for entry in entries}
+            first = {entry.name: entry for entry in reversed(entries)}
+            named = {entry.name: first[entry.name] for entry in entries}
+            for alias, name in self._service.settings.aliases.items():
+                if name in named:
+                    named.setdefault(alias, replace(named[name], name=alias))
+            self._entries = named
             self._described = models
         return self._entries
 
@@ -115,7 +131,9 @@ class ModelCatalog:
         served = {name: entry.model.handle.model for name, entry in self.entries.items()}
         known = self._service.known.items()
         others = [model for own, model in known if own not in self._service.models]
-        return served | {name: model for model in others for name in model.names}
+        names = served | {name: model for model in others for name in model.names}
+        aliases = self._service.settings.aliases.items()
+        return names | {alias: names[name] for alias, name in aliases if name in names}
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
         """Returns the entry for a name.
@@ -132,12 +150,38 @@ class ModelCatalog:
             )
         return entry
 
+    def choose(self, name: str | None, tasks: Sequence[str]) -> CatalogEntry:
+        """Returns the entry of a model with one of these tasks, for requests.
+
+        Without a name, it is the default model, or else the only one with the first such task. Raises
+        WrongTaskError, InvalidRequestError if several models are as good, and what `find` raises.
+        """
+        kinds, default = " or ".join(tasks), self._service.default
+        if not name:
+            known = {own: model.description.task for own, model in self._service.known.items()}
+            fit = [own for task in tasks for own, kind in known.items() if kind == task]
+            if not fit:
+                raise WrongTaskError(f"no model is served for {kinds}")
+            if default not in fit and len(fit) > 1 and known[fit[0]] == known[fit[1]]:
+                raise InvalidRequestError(f"say which model to call: {', '.join(fit)}")
+            name = default if default in fit else fit[0]
+        entry = self.find(name)
+        task = entry.model.description.task
+        if task not in tasks or entry.takes_tensors:
+            raise WrongTaskError(f"the model {name} is not for {kinds}, but for {task}")
+        return entry
+
     def owner(self, name: str) -> str:
         """Returns the main name of the model with this name, in service or not. Raises NotFoundError."""
         names = self.names
         if name not in names:
             raise NotFoundError(f"there is no model {name[:80]!r}; the models are {', '.join(names)}")
         return names[name].description.name
+
+    def cards(self) -> dict[str, Any]:
+        """Returns the models in service as OpenAI lists them."""
+        cards = [entry.card for entry in self.entries.values() if not entry.takes_tensors]
+        return {"object": "list", "data": cards}
 
     def by_signature(self) -> list[CatalogEntry]:
         """Returns one entry per model for requests and one for tensors.

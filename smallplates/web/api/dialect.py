@@ -6,8 +6,10 @@ adds a dialect as an entry point in the group `smallplates.dialects`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -15,11 +17,21 @@ from starlette.types import Receive, Scope, Send
 
 from smallplates.errors import ServingError
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
-from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.http.body import json_response
+from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
+from smallplates.web.api.pipeline import Call, Claim, Pipeline, Target
+from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
 from smallplates.web.http.request_context import RequestContext
 
+
+class Named(msgspec.Struct):
+    """The part of a body that names the model."""
+
+    model: str | None = None
+
+
+NAMED = msgspec.json.Decoder(Named)
+OBJECTS = {"application/json": {"schema": {"type": "object"}}}
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 ERRORS = {
@@ -30,6 +42,8 @@ ERRORS = {
     413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
     415: ("unsupported content type", "unsupported_media_type"),
     422: ("the request does not match the schema", "invalid_request"),
+    424: ("the model does not do what this path is for", "wrong_task"),
+    429: ("no free slot", "overloaded"),
     500: ("the server or the model's own code failed", "internal_error"),
     503: ("no free slot, shutting down, or not ready", "overloaded"),
     504: ("the deadline passed", "deadline_exceeded"),
@@ -69,6 +83,14 @@ def text_error(error: ServingError, _: RequestContext) -> Response:
     return json_response({"error": error.detail}, status, error.headers)
 
 
+class BodyKind(NamedTuple):
+    """A body that says all about a call, also the model's name."""
+
+    type: Any  # of the decoded body
+    call: Callable[[CatalogEntry, Any, int], Call]  # for a decoded body of so many bytes
+    example: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Dialect:
     """A protocol over HTTP."""
@@ -91,6 +113,9 @@ class Route(APIRoute):
 
     dialect: Dialect
     is_call = False  # whether it calls a model
+    example: Callable[[CatalogEntry], Any] | None = None  # a body for this path only; else the dialect's
+    claim: Claim | None = None  # what it answers if an earlier dialect has its path
+    claims: Sequence[Claim] = ()  # what other dialects answer on its path
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path has matched, or raises 405 for an unsupported method."""
@@ -106,9 +131,20 @@ class Route(APIRoute):
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
     """Returns how a request's errors look: as its route says or, if there is none, by its path."""
     if isinstance(route := scope.get("route"), Route):
-        return route.dialect.error
+        dialect: Dialect = scope.get("dialect", route.dialect)
+        return dialect.error
     path = f"{scope['path']}/"
     return next((each.error for each in dialects if path.startswith(each.prefixes)), native_error)
+
+
+def example_by_task(bodies: Mapping[str, Mapping[str, Any]]) -> Callable[[CatalogEntry], Any]:
+    """Returns what makes a model's example: the body for its task, with its name."""
+
+    def example(entry: CatalogEntry) -> Any:
+        body = bodies.get(entry.model.description.task)
+        return body and {**body, "model": entry.name}
+
+    return example
 
 
 class Routes(APIRouter):
@@ -118,6 +154,7 @@ class Routes(APIRouter):
         super().__init__(route_class=Route, tags=[dialect.title] if dialect.title else None)
         self._dialect = dialect
         self._security = pipeline.check_key.documented()
+        self._pipeline, self._catalog = pipeline, catalog
         dialect.add_routes(self, pipeline, catalog)
         for route in self.routes:
             assert isinstance(route, Route)  # noqa: S101 the router's class of routes
@@ -145,8 +182,12 @@ class Routes(APIRouter):
         content: Mapping[str, Any] | None = None,
         errors: Sequence[int] = OF_CALLS,
         methods: Sequence[str] = ("POST",),
+        example: Callable[[CatalogEntry], Any] | None = None,
     ) -> Callable[[Handler], Handler]:
-        """Adds a path that calls a model; `content` has the bodies by content type."""
+        """Adds a path that calls a model; `content` has the bodies by content type.
+
+        `example` replaces the dialect's.
+        """
         body = {"requestBody": {"required": True, "content": content}} if content else None
 
         def add(handler: Handler) -> Handler:
@@ -159,7 +200,35 @@ class Routes(APIRouter):
                 openapi_extra=body,
                 dependencies=self._security,
             )
-            self.routes[-1].is_call = True  # type: ignore[attr-defined]
+            route: Any = self.routes[-1]
+            route.is_call, route.example = True, example
             return handler
 
         return add
+
+    def by_body(self, path: str, summary: str, kinds: Mapping[str, BodyKind], field: str = "") -> None:
+        """Adds a path whose body names the model, by the task of which it is decoded.
+
+        If an earlier dialect has the path, this one answers JSON objects with `field` there.
+        """
+
+        def find(body: bytes) -> Target[Call]:
+            check_elements(body, MAX_IDS if settings.accept_token_ids else MAX_ELEMENTS)
+            entry = self._catalog.choose(decode_json(NAMED, body).model, tuple(kinds))
+            kind = kinds[entry.model.description.task]
+            return Target(entry.model, partial(decode, kind, entry))
+
+        def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Call:
+            return kind.call(entry, decode_json(decoders[kind.type], body), len(body))
+
+        decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
+        settings = self._pipeline.service.settings
+        bodies = {task: kind.example for task, kind in kinds.items()}
+
+        @self.call(path, summary, OBJECTS, example=example_by_task(bodies))
+        async def handler(request: Request) -> Response:
+            call, answer = await self._pipeline.http(request, find)
+            assert call.respond  # noqa: S101 of every call that these kinds decode
+            return call.respond(answer, request.scope["context"])
+
+        self.routes[-1].claim = Claim(field, find, self._dialect)  # type: ignore[attr-defined]

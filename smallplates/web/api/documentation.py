@@ -58,7 +58,12 @@ def describe_models(
 
 
 def callable_models(route: Route, models: Sequence[CatalogEntry]) -> Sequence[CatalogEntry]:
-    """Returns the models that a route can call or describe; without `{model}`, only the default one."""
+    """Returns the models that a route can call or describe; without `{model}`, only the default one.
+
+    If the route has examples of its own, it can call those models that have one.
+    """
+    if route.example:
+        return [entry for entry in models if route.example(entry) is not None]
     if not route.is_call or route.dialect.takes_tensors:
         return models
     served = models if "{model}" in route.path else models[:1]
@@ -82,7 +87,7 @@ def add_examples(operations: dict[str, Any], route: Route, models: Sequence[Cata
     for entry in callable_models(route, models):
         label = "this model" if entry is models[0] else entry.name
         names = {"model": entry.name, "version": entry.version}
-        body = route.dialect.example(entry) if route.is_call else None
+        body = (route.example or route.dialect.example)(entry) if route.is_call else None
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if name := names.get(parameter["name"]):

@@ -58,8 +58,9 @@ JSON_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # possibl
 TOP_K = "top_k"
 TOP_K_FIELD = Field(TOP_K, "INT64", required=False)
 MAX_URLENCODED = 1024 * 1024  # bytes; decoding takes many times as much memory
-MAX_ELEMENTS = 16 * 1024
-"""Maximum number of list elements in a body; more are refused before they are built."""
+MAX_ELEMENTS, MAX_IDS = 16 * 1024, 256 * 1024
+"""Maximum number of list elements in a body, and of such that may be token ids; more are refused before
+they are built."""
 
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -137,8 +138,8 @@ def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     if task.takes_json:
         return {JSON_BODY: body.removeprefix(BOM)}
     names = task.list_fields if native else ()
-    if names and commas(without_texts(body)) > MAX_ELEMENTS:
-        raise InvalidRequestError(f"the body has more than {MAX_ELEMENTS} elements")
+    if names:
+        check_elements(body)
     fields = (*task.request, TOP_K_FIELD) if native else task.request
     try:
         request = decode_json(decoder(fields, names, native), body, "body")
@@ -183,6 +184,12 @@ def value_of(raw: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
 def commas(text: bytes | memoryview | msgspec.Raw) -> int:
     """Counts commas, which bounds the number of JSON elements before they are built."""
     return bytes(text).count(b",")
+
+
+def check_elements(body: bytes, most: int = MAX_ELEMENTS) -> None:
+    """Raises InvalidRequestError for JSON with more than `most` elements, before any is built."""
+    if commas(body) > most and commas(without_texts(body)) > most:
+        raise InvalidRequestError(f"the body has more than {most} elements")
 
 
 def without_texts(text: bytes | memoryview | msgspec.Raw) -> bytes:

@@ -6,26 +6,30 @@ turns a body into a `Call`. It formats the answer. A request whose client discon
 
 import asyncio
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fastapi import Request, Security, params
+import msgspec
+from fastapi import Request, Response, Security, params
 from fastapi.security import HTTPBearer
 from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
-from smallplates.errors import InvalidRequestError, UnauthorizedError
+from smallplates.errors import DeadlineExceededError, InvalidRequestError, UnauthorizedError
 from smallplates.models.tensors import Array
-from smallplates.web.http.body import LARGE, Body, BodyReader
+from smallplates.web.http.body import LARGE, Body, BodyReader, decode_json
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions, ServedModel
 from smallplates.web.inference.service import InferenceService
 
 T = TypeVar("T")
 SMALL_BYTES = 64 * 1024
+OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?\s*+\{")
 BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only; `KeyCheck` checks
 
 
@@ -67,9 +71,11 @@ class Call:
     )
     timeout_us: int = 0  # time limit given in the body, in microseconds; 0 means none
     is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
+    respond: "Respond | None" = None  # formats the answer of a path that several protocols may share
 
 
 C = TypeVar("C", bound=Call)
+Respond = Callable[[Answer, RequestContext], Response]
 
 
 class Target(NamedTuple, Generic[C]):
@@ -83,6 +89,23 @@ class Target(NamedTuple, Generic[C]):
 
 Find = Target[C] | Callable[[Any], Target[C]]
 """A model that is known before the body, or a function that finds it by the body."""
+
+
+class Claim(NamedTuple):
+    """A protocol's part of a path that another protocol has, too: JSON objects with this field."""
+
+    field: str
+    find: Callable[[bytes], Target[Call]]
+    dialect: Any  # whose errors these requests get
+
+    def holds(self, find: Find[Any], body: bytes) -> bool:
+        """Returns whether a body is of this protocol; the model's own fields come first."""
+        if isinstance(find, Target):
+            task = find.model.task
+            if task.takes_json or any(field.name == self.field for field in task.request):
+                return False
+        is_likely = JSON_OBJECT.match(body) is not None and f'"{self.field}"'.encode() in body
+        return is_likely and self.field in decode_json(OBJECT, body)
 
 
 class Pipeline:
@@ -122,7 +145,22 @@ class Pipeline:
         options = self.admit(request.headers)
         model = self.reserve(context, options, find) if isinstance(find, Target) else nullcontext()
         with model, await self.reader.read(request) as body:
+            for claim in getattr(request.scope.get("route"), "claims", ()):
+                if claim.holds(find, await body.unpacked()):
+                    find, request.scope["dialect"] = claim.find, claim.dialect
+                    break
             return await unless_disconnected(request, self.answer(context, options, find, body))
+
+    async def compute(self, request: Request, work: Callable[[bytes], T]) -> T:
+        """Answers an HTTP request on a thread, without workers. Raises ServingError."""
+        options = self.admit(request.headers)
+        with await self.reader.read(request) as body:
+            call = self.service.threads.run(partial(work, await body.unpacked()), options.bulk)
+            try:
+                async with asyncio.timeout(options.timeout_ms / 1000):
+                    return await unless_disconnected(request, call)
+            except TimeoutError as error:
+                raise DeadlineExceededError("the request was not answered in time") from error
 
     def reserve(
         self, context: RequestContext, options: RequestOptions, target: Target[C]
@@ -139,7 +177,12 @@ class Pipeline:
 
         Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
         """
-        target = find if isinstance(find, Target) else find(await body.unpacked())
+        if isinstance(find, Target):
+            target = find
+        elif body.size <= LARGE:
+            target = find(await body.unpacked())
+        else:
+            target = await self.service.threads.run(partial(find, await body.unpacked()), options.bulk)
         model = target.model
         context.model = model.description.name
         with model:  # answers requests that have found it, even if it is replaced meanwhile

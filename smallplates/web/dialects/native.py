@@ -172,6 +172,8 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         inline_bytes = served.task.inline_limit if served.task.list_fields else INLINE_BYTES
         target = Target(served, partial(decode, served, request), inline_bytes=inline_bytes)
         call, answer = await pipeline.http(request, target)
+        if call.respond:
+            return call.respond(answer, request.scope["context"])
         with_top = call.top_k is not None
         answers = [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
         return json_response(answers if call.is_list else answers[0])

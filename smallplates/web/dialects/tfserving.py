@@ -219,7 +219,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
 
     @routes.get("/v1/models", summary="Names of the models, as KServe lists them")
     async def all_models() -> Response:
-        return json_response({"models": list(catalog.names)})
+        return json_response({"models": list(catalog.names), **catalog.cards()})
 
     @routes.get("/v1/models/{model}", summary="Which version is served", responses=responses)
     @routes.get(
@@ -228,7 +228,8 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         responses=responses,
     )
     async def status(model: str, version: str | None = None) -> Response:
-        return json_response(status_of(catalog.find(model, version)))
+        entry = catalog.find(model, version)
+        return json_response({**status_of(entry), **({} if version else entry.card)})
 
     @routes.get("/v1/models/{model}/metadata", summary="Names, types and shapes", responses=responses)
     @routes.get(

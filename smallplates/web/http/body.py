@@ -141,7 +141,7 @@ class Body:
                         raise PayloadTooLargeError(f"the body decompresses to more than {most} bytes")
                     parts.append(part)
             self.hold(-packed_size)
-            self.content = b"".join(parts)
+            self.content, self._coding = b"".join(parts), None
         return self.content
 
 
@@ -184,7 +184,7 @@ def dump_json(content: Any) -> bytes:
 
 
 def json_response(
-    content: dict[str, Any] | list[dict[str, Any]],
+    content: Any,
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:

@@ -80,7 +80,7 @@ def choose_id(offered: bytes | None) -> str:
 
 
 class Refusals:
-    """Limits log lines for refused requests (503): 20 per second, then one summary."""
+    """Limits log lines for refused requests (503, TEI's 429): 20 per second, then one summary."""
 
     def __init__(self, second_s: float = 1.0) -> None:
         self.second_s = second_s
@@ -156,4 +156,4 @@ def log_level(path: str, status: int) -> str:
         return "warning"
     if path in QUIET_PATHS:
         return "debug"
-    return refusals.level() if status == 503 else "info"
+    return refusals.level() if status in (429, 503) else "info"

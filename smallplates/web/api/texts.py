@@ -1,0 +1,53 @@
+"""What protocols for texts share: texts that may be token ids, and inputs without nulls."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from smallplates.errors import InvalidRequestError
+from smallplates.web.api.catalog import CatalogEntry
+from smallplates.web.inference.served_model import Input
+
+Texts = str | list[str | int | list[int]]
+"""A text or several, each also as token ids."""
+
+REFUSAL = (
+    "send texts, not token ids: those of another tokeniser, such as OpenAI's, mean other words here. "
+    "LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False). If the ids are of this model's own "
+    "tokeniser, set SERVING_ACCEPT_TOKEN_IDS=true"
+)
+
+
+def input_of(size: int, **fields: Any) -> Input:
+    """Returns an input of a body of `size` bytes, with those fields that are not null."""
+    return Input(size, partial(dict, {name: each for name, each in fields.items() if each is not None}))
+
+
+def texts_of(texts: Texts, entry: CatalogEntry, most: int) -> list[str]:
+    """Returns up to `most` texts; token ids become texts if the settings accept them.
+
+    Raises InvalidRequestError.
+    """
+    is_single = isinstance(texts, str) or (bool(texts) and isinstance(texts[0], int))
+    values: list[Any] = [texts] if is_single else list(texts)
+    if not 1 <= len(values) <= most:
+        raise InvalidRequestError(f"send 1 to {most} texts, not {len(values)}")
+    if all(isinstance(value, str) for value in values):
+        return values
+    if any(isinstance(value, int) for value in values):
+        raise InvalidRequestError("send texts, or lists of token ids, not both")
+    if not entry.model.settings.accept_token_ids:
+        raise InvalidRequestError(REFUSAL)
+    return [value if isinstance(value, str) else text_of(value, entry) for value in values]
+
+
+def text_of(ids: Sequence[Any], entry: CatalogEntry, skip_special_tokens: bool = True) -> str:
+    """Returns the text of token ids. Raises InvalidRequestError for numbers that are not ids."""
+    tokenizer = entry.model.task.tokenizer  # type: ignore[attr-defined]
+    size = tokenizer.get_vocab_size()
+    if not all(isinstance(number, int) and 0 <= number < size for number in ids):
+        raise InvalidRequestError(
+            f"the token ids of {entry.name} are whole numbers from 0 to {size - 1}"
+        )
+    text: str = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    return text

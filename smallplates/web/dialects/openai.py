@@ -1,0 +1,107 @@
+"""OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`.
+
+Vectors always have the length 1. TensorFlow Serving's dialect also has the paths of models, and
+describes them as OpenAI does, too.
+"""
+
+from functools import partial
+from typing import Literal
+
+import msgspec
+import pybase64
+from fastapi import Response
+from pydantic import BaseModel
+
+from smallplates.errors import NotFoundError, ServingError, TextTooLongError, UnauthorizedError
+from smallplates.models.task_kinds import EMBEDDING
+from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.pipeline import Call, Pipeline
+from smallplates.web.api.texts import Texts, input_of, texts_of
+from smallplates.web.http.body import json_response
+from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Answer
+
+MAX_TEXTS = 2048
+CODES = {
+    NotFoundError.code: "model_not_found",
+    TextTooLongError.code: "context_length_exceeded",
+    UnauthorizedError.code: "invalid_api_key",
+}
+
+
+class Problem(BaseModel):
+    """What went wrong, in words and as a code."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(BaseModel):
+    """The body of an error."""
+
+    error: Problem
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """The body of a call."""
+
+    input: Texts
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+def error_response(error: ServingError, _: RequestContext) -> Response:
+    """Returns `{"error": {"message", "type", "param", "code"}}`."""
+    status = 400 if isinstance(error, TextTooLongError) or error.status == 422 else error.status
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = CODES.get(error.code, error.code)
+    content = {"message": error.detail, "type": kind, "param": None, "code": code}
+    return json_response({"error": content}, status, error.headers)
+
+
+def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
+    """Returns the call for a body. Raises RequestError."""
+    form = {"normalize": True, "dimensions": asked.dimensions}
+    inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
+    return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))
+
+
+def respond(entry: CatalogEntry, in_base64: bool, answer: Answer, _: RequestContext) -> Response:
+    """Returns the list of vectors, as numbers or as base64 of little-endian float32."""
+    vectors = [best["embedding"] for best, *_ in answer.candidates]
+    if in_base64:
+        vectors = [pybase64.b64encode_as_string(vector.astype("<f4", copy=False)) for vector in vectors]
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    return json_response({"object": "list", "data": data, "model": entry.name, "usage": usage(answer)})
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Returns how many tokens a request had."""
+    return {"prompt_tokens": answer.timings.tokens, "total_tokens": answer.timings.tokens}
+
+
+def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds all paths."""
+    example = {"input": ["The soup was warm.", "It rains."]}
+    for path in ("/v1/embeddings", "/embeddings"):
+        kinds = {EMBEDDING: BodyKind(EmbeddingsRequest, call_of, example)}
+        routes.by_body(path, "Embed texts", kinds)
+
+    @routes.get("/v1/models", summary="The models")
+    async def all_models() -> Response:
+        return json_response(catalog.cards())
+
+    @routes.get("/v1/models/{model}", summary="One model", responses=routes.errors(404, 503))
+    async def one_model(model: str) -> Response:
+        return json_response(catalog.find(model).card)
+
+
+DIALECT = Dialect(
+    add_routes, "OpenAI", error_response, OpenAIError, takes_tensors=False, prefixes=("/v1/embeddings/",)
+)

@@ -1,0 +1,123 @@
+"""Reranking as Jina, Cohere and vLLM have it, `/rerank`, and scores of pairs as vLLM has them, `/score`.
+
+`/rerank` cuts long texts to what the model takes. `/score` refuses or cuts them as SERVING_LONG_TEXT
+says.
+"""
+
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+from fastapi import Response
+
+from smallplates.errors import InvalidRequestError, ServingError
+from smallplates.models.task_kinds import RANKING
+from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
+from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.pipeline import Call, Pipeline
+from smallplates.web.api.texts import input_of
+from smallplates.web.dialects import openai
+from smallplates.web.http.body import json_response
+from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Answer
+
+COHERE = "/v2/rerank"
+META = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+QUERY, TEXTS = "Is the soup good?", ["The soup was wonderful.", "The table was cold."]
+
+
+class Document(msgspec.Struct):
+    """A text as an object."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct):
+    """The body of `/rerank`."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ScoreRequest(msgspec.Struct):
+    """The body of `/score`: one text and one or more others, or two lists of the same length."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
+
+def error_response(error: ServingError, context: RequestContext) -> Response:
+    """Returns `{"error": {...}}` as vLLM does, and Cohere's `{"id", "message"}` on its path."""
+    response = openai.error_response(error, context)
+    if context.path == COHERE:
+        content = {"id": context.request_id, "message": error.detail}
+        return json_response(content, response.status_code, error.headers)
+    return response
+
+
+def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
+    """Returns the call for a query and documents. Raises RequestError."""
+    if asked.top_n is not None and asked.top_n < 0:
+        raise InvalidRequestError(f"top_n must be at least 0, not {asked.top_n}")
+    texts = [each if isinstance(each, str) else each.text for each in asked.documents]
+    query = input_of(size, query=asked.query, texts=texts, truncate=True)
+    kept = texts if asked.return_documents else []
+    return Call([query], top_k=asked.top_n or None, respond=partial(reranked, entry, kept))
+
+
+def reranked(entry: CatalogEntry, texts: list[str], answer: Answer, context: RequestContext) -> Response:
+    """Returns the documents' scores, best first, and with them the `texts` if there are any."""
+    results: list[dict[str, Any]] = [
+        {"index": each["index"], "relevance_score": each["score"]} for each in answer.candidates[0]
+    ]
+    content = {"id": context.request_id, "results": results}
+    if context.path == COHERE:
+        return json_response({**content, "meta": META})
+    for result in results if texts else ():
+        result["document"] = {"text": texts[result["index"]]}
+    return json_response({**content, "model": entry.name, "usage": openai.usage(answer)})
+
+
+def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
+    """Returns the call for pairs of texts. Raises RequestError."""
+    given = (asked.text_1 or asked.queries or [], asked.text_2 or asked.documents or [])
+    queries, texts = ([each] if isinstance(each, str) else each for each in given)
+    if len(queries) == 1 and texts:
+        pairs = [(queries[0], texts)]
+    elif queries and len(queries) == len(texts):
+        pairs = [(query, [text]) for query, text in zip(queries, texts, strict=True)]
+    else:
+        raise InvalidRequestError(
+            "send text_1 and text_2, or queries and documents: one text and several, or as many of each"
+        )
+    inputs = [input_of(size, query=query, texts=texts) for query, texts in pairs]
+    return Call(inputs, respond=partial(scored, entry))
+
+
+def scored(entry: CatalogEntry, answer: Answer, context: RequestContext) -> Response:
+    """Returns the scores in the order of the texts."""
+    ranks = chain(*(sorted(each, key=itemgetter("index")) for each in answer.candidates))
+    data = [
+        {"index": index, "object": "score", "score": rank["score"]} for index, rank in enumerate(ranks)
+    ]
+    content = {"id": context.request_id, "object": "list", "model": entry.name, "data": data}
+    return json_response({**content, "usage": openai.usage(answer)})
+
+
+def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
+    """Adds all paths."""
+    documents = BodyKind(RerankRequest, rerank, {"query": QUERY, "documents": TEXTS})
+    pairs = BodyKind(ScoreRequest, score, {"text_1": QUERY, "text_2": TEXTS})
+    for path in ("/rerank", "/v1/rerank", COHERE):
+        routes.by_body(path, "Rank documents", {RANKING: documents}, field="documents")
+    for path in ("/score", "/v1/score"):
+        routes.by_body(path, "Score pairs of texts", {RANKING: pairs})
+
+
+DIALECT = Dialect(add_routes, "Reranking", error_response, openai.OpenAIError, takes_tensors=False)

@@ -1,0 +1,499 @@
+"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere and vLLM."""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from tests import text_service
+from tests.text_service import ALIAS, DIMENSIONS, MOST_TOKENS
+
+QUERY, DOCUMENTS = "the soup", ["awful and dull", "wonderful and warm", "the table"]
+ORDER = [1, 2, 0]
+"""Places of DOCUMENTS, best first."""
+
+LONG = "soup " * 100
+Json = Any
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """All protocols; the default model makes embeddings."""
+    with text_service.running(tmp_path_factory.mktemp("texts")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def other_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Two protocols and token ids; the default model classifies."""
+    settings = {"SERVING_PROTOCOLS": "openai,rerank", "SERVING_ACCEPT_TOKEN_IDS": "true"}
+    folder = tmp_path_factory.mktemp("others")
+    with text_service.running(folder, "feelings,words,judge", **settings) as url:
+        yield url
+
+
+def post(url: str, content: Json, **headers: str) -> requests.Response:
+    """Returns the answer to JSON."""
+    return requests.post(url, json=content, headers=headers, timeout=60)
+
+
+def answer(url: str, content: Json, **headers: str) -> Json:
+    """Returns the JSON of a good answer."""
+    response = post(url, content, **headers)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def native(url: str, **fields: Json) -> list[float]:
+    """Returns the vector of `/predict/words`."""
+    vector: list[float] = answer(f"{url}/predict/words", fields)["embedding"]
+    return vector
+
+
+# OpenAI
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+@pytest.mark.parametrize(("name", "dimensions"), [("words", None), (ALIAS, 2), (None, 4)])
+def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: int | None) -> None:
+    texts = ["warm soup", "the table", "warm soup"]
+    content = {"input": texts, "model": name, "dimensions": dimensions, "user": "me", "priority": 1}
+    numbers = answer(url + path, {**content, "encoding_format": "float"})
+    packed = answer(url + path, {**content, "encoding_format": "base64"})
+    assert (numbers["object"], numbers["model"]) == ("list", name or "words")
+    assert [(row["object"], row["index"]) for row in numbers["data"]] == [
+        ("embedding", index) for index in range(3)
+    ]
+    for text, row, bits in zip(texts, numbers["data"], packed["data"], strict=True):
+        vector = np.array(row["embedding"], "<f4")
+        assert np.frombuffer(base64.b64decode(bits["embedding"]), "<f4").tolist() == vector.tolist()
+        assert np.linalg.norm(vector) == pytest.approx(1)
+        cut = np.array(native(url, text=text, normalize=False)[: dimensions or DIMENSIONS])
+        assert vector == pytest.approx(cut / np.linalg.norm(cut), abs=1e-6)
+    tokens = sum(len(tokens) for tokens in answer(f"{url}/tokenize", {"inputs": texts}))
+    assert numbers["usage"] == packed["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"model": "nobody"}, 404, "model_not_found"),
+        ({"model": "judge"}, 400, "wrong_task"),
+        ({"model": "words_tensor"}, 400, "wrong_task"),
+        ({"input": ""}, 400, "invalid_text"),
+        ({"input": ["warm", ""]}, 400, "invalid_text"),
+        ({"input": []}, 400, "invalid_request"),
+        ({"input": None}, 400, "invalid_request"),
+        ({"input": ["soup"] * 2049}, 400, "invalid_request"),
+        ({"input": [1, 2]}, 400, "invalid_request"),
+        ({"input": [[1, 2], [3]]}, 400, "invalid_request"),
+        ({"input": ["soup", [1]]}, 400, "invalid_request"),
+        ({"input": ["soup", 1]}, 400, "invalid_request"),
+        ({"input": LONG}, 400, "context_length_exceeded"),
+        ({"dimensions": 0}, 400, "invalid_request"),
+        ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
+        ({"dimensions": 2.5}, 400, "invalid_request"),
+        ({"encoding_format": "hex"}, 400, "invalid_request"),
+    ],
+)
+def test_openai_errors(url: str, change: dict[str, Json], status: int, code: str) -> None:
+    response = post(f"{url}/v1/embeddings", {"input": "soup", "model": "words", **change})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (
+        status,
+        code,
+        "invalid_request_error",
+    )
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_as_many_texts_as_openai_takes(url: str) -> None:
+    texts = [f"soup {number}" for number in range(2048)]
+    data = answer(f"{url}/v1/embeddings", {"input": texts})["data"]
+    assert [row["index"] for row in data] == [*range(2048)]
+    assert data[1]["embedding"] == pytest.approx(native(url, text="soup 1"), abs=1e-6)
+
+
+def test_foreign_token_ids_are_refused_with_the_cure(url: str) -> None:
+    error = post(f"{url}/v1/embeddings", {"input": [[9906, 1917]]}).json()["error"]
+    assert "check_embedding_ctx_length=False" in error["message"]
+    assert "SERVING_ACCEPT_TOKEN_IDS" in error["message"]
+
+
+def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
+    tokenizer = text_service.exports.word_piece()
+    ids = [tokenizer.encode(text).ids for text in DOCUMENTS]
+    path = f"{other_url}/v1/embeddings"
+    by_ids, by_texts = answer(path, {"input": ids}), answer(path, {"input": DOCUMENTS})
+    assert by_ids["data"] == by_texts["data"]
+    assert answer(path, {"input": ids[0]})["data"] == by_texts["data"][:1]
+    for wrong in ([[1], "soup", 2], [10**6], [[-1]], [2**70], [[]]):
+        assert post(path, {"input": wrong}).status_code == 400
+
+
+def test_the_models_as_openai_and_kserve_list_them(url: str, other_url: str) -> None:
+    both, alone = (requests.get(f"{base}/v1/models", timeout=20).json() for base in (url, other_url))
+    assert {"words", "words_tensor", ALIAS} <= {*both["models"]}
+    for listed in (both, alone):
+        cards = {card["id"]: card for card in listed["data"]}
+        assert {*cards} == {"words", "judge", "feelings", ALIAS, "org/judge"}
+        assert (cards[ALIAS]["object"], cards[ALIAS]["max_model_len"]) == ("model", MOST_TOKENS)
+    one = requests.get(f"{url}/v1/models/{ALIAS}", timeout=20).json()
+    assert (one["id"], one["model_version_status"][0]["state"]) == (ALIAS, "AVAILABLE")
+    assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=20).json() == {
+        **cards[ALIAS],
+    }
+    texts = [requests.get(f"{base}/v1/models/x", timeout=20) for base in (url, other_url)]
+    assert [response.status_code for response in texts] == [404, 404]
+    assert isinstance(texts[0].json()["error"], str)
+    assert texts[1].json()["error"]["code"] == "model_not_found"
+
+
+# TEI
+
+
+@pytest.mark.parametrize("path", ["/embed", "/", "/invocations"])
+def test_tei_embed(url: str, path: str) -> None:
+    (single,) = answer(url + path, {"inputs": "warm soup"})
+    assert single == pytest.approx(native(url, text="warm soup"), abs=1e-6)
+    content = {"inputs": ["the table", "warm soup"], "normalize": False, "dimensions": 3}
+    vectors = answer(url + path, {**content, "prompt_name": None, "truncate": None, "model": "words"})
+    assert vectors[1] == pytest.approx(native(url, text="warm soup", normalize=False)[:3], abs=1e-6)
+
+
+def test_tei_cuts_long_texts_by_default_and_at_the_end_that_is_named(url: str) -> None:
+    text = f"warm {LONG} wonderful"
+    first = answer(f"{url}/embed", {"inputs": text})
+    assert first == answer(f"{url}/embed", {"inputs": text, "truncation_direction": "Right"})
+    assert first != answer(f"{url}/embed", {"inputs": text, "truncation_direction": "LEFT"})
+    assert answer(f"{url}/predict", {"inputs": text, "truncate": True})
+    refused = [
+        post(url + path, {**content, "truncate": False})
+        for path, content in {
+            "/embed": {"inputs": text},
+            "/predict": {"inputs": text},
+            "/rerank": {"query": QUERY, "texts": [text]},
+        }.items()
+    ]
+    assert [response.status_code for response in refused] == [422] * 3
+    assert {response.json()["error_type"] for response in refused} == {"Validation"}
+
+
+def test_tei_headers(url: str) -> None:
+    response = post(f"{url}/embed", {"inputs": ["warm soup", "soup"]})
+    headers = response.headers
+    assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("cpu", "13")
+    tokens = answer(f"{url}/tokenize", {"inputs": ["warm soup", "soup"]})
+    assert int(headers["x-compute-tokens"]) == sum(map(len, tokens))
+    for name in ("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"):
+        assert headers[name].isdecimal()
+
+
+def test_tei_similarity(url: str) -> None:
+    content = {"source_sentence": "warm soup", "sentences": ["warm soup", "the table"]}
+    scores = answer(f"{url}/similarity", {"inputs": content, "parameters": None})
+    first, second = (np.array(native(url, text=text)) for text in ("warm soup", "the table"))
+    assert scores == pytest.approx([1, float(first @ second)], abs=1e-5)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_tei_rerank(url: str, raw: bool) -> None:
+    content = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": raw}
+    ranks = answer(f"{url}/rerank", {**content, "top_n": None, "return_text": True})
+    assert [rank["index"] for rank in ranks] == ORDER
+    assert [rank["text"] for rank in ranks] == [DOCUMENTS[index] for index in ORDER]
+    assert all(0 <= rank["score"] <= 1 for rank in ranks) is not raw
+    plain = answer(f"{url}/invocations", {**content, "model": "judge", "top_n": 1})
+    assert plain == [{"index": rank["index"], "score": rank["score"]} for rank in ranks]
+
+
+def test_tei_predict(url: str) -> None:
+    top = answer(f"{url}/predict/feelings?top_k=3", {"text": "wonderful"})["top"]
+    one = answer(f"{url}/predict", {"inputs": "wonderful"})
+    assert one == [{"label": each["label"], "score": each["probability"]} for each in top]
+    batch = answer(f"{url}/predict", {"inputs": [["wonderful"], ["soup", "dull"]], "raw_scores": False})
+    pair = answer(f"{url}/predict", {"inputs": ["soup", "dull"]})
+    assert batch == [one, pair] != [one, one]
+    ((score,),) = answer(f"{url}/predict", {"inputs": [[QUERY, DOCUMENTS[1]]], "model": "org/judge"})
+    best = answer(f"{url}/rerank", {"query": QUERY, "texts": DOCUMENTS})[0]
+    assert score == {"score": best["score"], "label": "LABEL_0"}
+
+
+def test_the_native_predict_is_as_before(url: str) -> None:
+    assert answer(f"{url}/predict", {"text": ['"inputs":', "soup"]})[1]["embedding"]
+    wrong = post(f"{url}/predict", {"text": "soup", "more": {"inputs": "soup"}})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_request")
+    assert post(f"{url}/predict/words", {"inputs": "soup"}).json()["code"] == "invalid_request"
+
+
+def test_tei_tokens(url: str) -> None:
+    text = "Wonderful soup 😀"
+    (tokens,) = answer(f"{url}/tokenize", {"inputs": text, "prompt_name": None})
+    assert [token["text"] for token in tokens] == ["[CLS]", "Wonderful", "soup", "😀", "[SEP]"]
+    assert [token["special"] for token in tokens] == [True, False, False, False, True]
+    assert [(token["start"], token["stop"]) for token in tokens[1:4]] == [(0, 9), (10, 14), (15, 16)]
+    assert tokens[0]["start"] is None
+    content = {"inputs": [text], "add_special_tokens": False, "model": "judge"}
+    assert answer(f"{url}/tokenize", content)[0] == tokens[1:4]
+    ids = [token["id"] for token in tokens]
+    assert answer(f"{url}/decode", {"ids": ids[:3]}) == ["wonderful soup"]
+    both = answer(f"{url}/decode", {"ids": [ids[:2], ids[2:3]], "skip_special_tokens": False})
+    assert both == ["[CLS] wonderful", "soup"]
+
+
+def test_tei_info(url: str, other_url: str) -> None:
+    info = requests.get(f"{url}/info", timeout=20).json()
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (info["model_id"], info["max_input_length"]) == ("words", MOST_TOKENS)
+    assert (info["model_dtype"], info["auto_truncate"]) == ("float32", True)
+    for name in ("max_concurrent_requests", "max_batch_tokens", "max_client_batch_size"):
+        assert info[name] >= 1
+    for path in ("/health", "/ping"):
+        assert requests.get(url + path, timeout=20).status_code == 200
+        assert requests.get(other_url + path, timeout=20).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "kind"),
+    [
+        ("/embed", {"inputs": []}, 422, "Validation"),
+        ("/embed", {"inputs": ""}, 400, "Empty"),
+        ("/embed", {"inputs": ["soup"] * 4097}, 422, "Validation"),
+        ("/embed", {"inputs": "soup", "model": "judge"}, 424, "Backend"),
+        ("/embed", {"inputs": "soup", "model": "x"}, 404, "Validation"),
+        ("/embed", {"inputs": "soup", "prompt_name": "x"}, 422, "Validation"),
+        ("/embed", {"inputs": "soup", "truncation_direction": "up"}, 422, "Validation"),
+        ("/embed", {"input": "soup"}, 422, "Validation"),
+        ("/rerank", {"query": QUERY}, 422, "Validation"),
+        ("/rerank", {"query": QUERY, "texts": []}, 422, "Validation"),
+        ("/rerank", {"query": "", "texts": ["soup"]}, 400, "Empty"),
+        ("/rerank", {"query": QUERY, "texts": ["soup"], "model": "words"}, 424, "Backend"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation"),
+        ("/predict", {"inputs": [[]]}, 422, "Validation"),
+        ("/predict", {"inputs": "soup", "raw_scores": True}, 422, "Validation"),
+        ("/predict", {"inputs": "soup", "model": "judge"}, 422, "Validation"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [""]}}, 400, "Empty"),
+        ("/tokenize", {"inputs": "soup", "prompt_name": "x"}, 422, "Validation"),
+        ("/tokenize", {"inputs": "soup " * 60_000}, 422, "Validation"),
+        ("/decode", {"ids": [10**6]}, 422, "Validation"),
+        ("/decode", {"ids": [1, [2]]}, 422, "Validation"),
+        ("/embed_sparse", {"inputs": "soup"}, 424, "Backend"),
+        ("/embed_all", {"inputs": "soup"}, 424, "Backend"),
+    ],
+)
+def test_tei_errors(url: str, path: str, content: Json, status: int, kind: str) -> None:
+    response = post(url + path, content)
+    assert (response.status_code, response.json()["error_type"]) == (status, kind), response.text
+    assert set(response.json()) == {"error", "error_type"}
+
+
+# reranking by documents
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank(url: str, other_url: str, path: str) -> None:
+    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]]
+    scores = {
+        rank["index"]: rank["score"]
+        for rank in answer(f"{url}/rerank", {"query": QUERY, "texts": DOCUMENTS})
+    }
+    for base, top_n in product((url, other_url), (None, 0, 2, 9)):
+        content = {"query": QUERY, "documents": documents, "top_n": top_n, "max_tokens_per_doc": 4096}
+        found = answer(base + path, {**content, "model": "org/judge", "return_documents": True})
+        order = ORDER[: top_n or None]
+        assert [each["index"] for each in found["results"]] == order
+        assert [each["relevance_score"] for each in found["results"]] == [scores[i] for i in order]
+        assert found["id"]
+        if path == "/v2/rerank":
+            assert found["meta"]["api_version"] == {"version": "2"}
+            assert set(found["results"][0]) == {"index", "relevance_score"}
+        else:
+            assert [each["document"]["text"] for each in found["results"]] == [
+                DOCUMENTS[i] for i in order
+            ]
+            assert found["model"] == "org/judge"
+            assert found["usage"]["total_tokens"] > 0
+    short = answer(url + path, {"query": QUERY, "documents": [LONG]})
+    assert "document" not in short["results"][0]
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_score(url: str, path: str) -> None:
+    def scores(**content: Json) -> list[float]:
+        found = answer(url + path, content)
+        assert [(each["index"], each["object"]) for each in found["data"]] == [
+            (index, "score") for index in range(len(found["data"]))
+        ]
+        return [each["score"] for each in found["data"]]
+
+    one_by_one = [
+        answer(f"{url}/rerank", {"query": QUERY, "texts": [text]})[0]["score"] for text in DOCUMENTS
+    ]
+    assert scores(text_1=QUERY, text_2=DOCUMENTS) == one_by_one
+    assert scores(queries=[QUERY] * 3, documents=DOCUMENTS) == one_by_one
+    assert scores(text_1=[QUERY], text_2=DOCUMENTS[0], model="judge") == one_by_one[:1]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("/v1/rerank", {"query": QUERY, "documents": []}, 400),
+        ("/v1/rerank", {"query": QUERY, "documents": [{"image": "x"}]}, 400),
+        ("/v2/rerank", {"query": QUERY, "documents": [""]}, 400),
+        ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404),
+        ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400),
+        ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400),
+        ("/score", {"text_1": QUERY}, 400),
+        ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400),
+        ("/score", {"text_1": [], "text_2": []}, 400),
+        ("/v1/score", {"text_1": QUERY, "text_2": LONG}, 400),
+    ],
+)
+def test_errors_of_reranking(url: str, path: str, content: Json, status: int) -> None:
+    response = post(url + path, content)
+    assert response.status_code == status, response.text
+    error = response.json()
+    assert set(error) == ({"id", "message"} if path == "/v2/rerank" else {"error"})
+    assert error.get("message") or error["error"]["message"]
+
+
+# all of them
+
+CLIENTS = {
+    "Dify, OpenAI": ("/v1/embeddings", {"input": ["soup"], "model": ALIAS, "encoding_format": "float"}),
+    "Dify, TEI": ("/rerank", {"query": QUERY, "texts": DOCUMENTS}),
+    "Dify, documents": (
+        "/v1/rerank",
+        {
+            "model": "judge",
+            "query": QUERY,
+            "documents": DOCUMENTS,
+            "top_n": None,
+            "return_documents": True,
+        },
+    ),
+    "Continue, OpenAI": ("/v1/embeddings", {"input": ["soup", "warm"], "model": ALIAS}),
+    "Continue, TEI": (
+        "/rerank",
+        {
+            "query": QUERY,
+            "return_text": False,
+            "raw_scores": False,
+            "texts": DOCUMENTS,
+            "truncation_direction": "Right",
+        },
+    ),
+    "open-webui, OpenAI": ("/embeddings", {"input": ["soup"], "model": ALIAS}),
+    "open-webui, reranker": (
+        "/v1/rerank",
+        {"model": "judge", "query": QUERY, "documents": DOCUMENTS, "top_n": 3},
+    ),
+    "RAGFlow, OpenAI": (
+        "/v1/embeddings",
+        {"input": ["soup"], "model": ALIAS, "encoding_format": "float", "drop_params": True},
+    ),
+    "RAGFlow, TEI": (
+        "/rerank",
+        {"query": QUERY, "texts": DOCUMENTS, "raw_scores": False, "truncate": True},
+    ),
+    "Elasticsearch": ("/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True, "top_n": 2}),
+    "vLLM's users": (
+        "/v1/embeddings",
+        {"input": "soup", "model": ALIAS, "truncate_prompt_tokens": -1, "priority": 0, "user": None},
+    ),
+}
+"""Client -> the path and the body that it sends."""
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer ", "Bearer None", "Bearer EMPTY"])
+def test_bodies_and_headers_of_known_clients(url: str, client: str, key: str) -> None:
+    path, content = CLIENTS[client]
+    assert answer(url + path, content, Authorization=key)
+
+
+def test_the_model_that_is_called_without_a_name(url: str, other_url: str) -> None:
+    for base in (url, other_url):
+        assert answer(f"{base}/v1/embeddings", {"input": "soup", "model": ""})["model"] == "words"
+        assert answer(f"{base}/v1/rerank", {"query": "a", "documents": ["b"]})["model"] == "judge"
+    assert len(answer(f"{url}/", {"inputs": "soup"})[0]) == DIMENSIONS
+    assert answer(f"{url}/", {"inputs": "warm", "model": "feelings"})[0]["label"] == "POSITIVE"
+
+
+def test_a_compressed_body_that_names_its_model(url: str) -> None:
+    body = gzip.compress(json.dumps({"input": "soup", "model": ALIAS}).encode())
+    headers = {"Content-Encoding": "gzip"}
+    response = requests.post(f"{url}/v1/embeddings", data=body, headers=headers, timeout=20)
+    assert response.json()["model"] == ALIAS
+
+
+def test_every_example_in_swagger_is_answered(url: str) -> None:
+    called = set()
+    for path, operations in requests.get(f"{url}/openapi.json", timeout=20).json()["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        json_body = content.get("application/json", {})
+        for example in json_body.get("examples", {}).values():
+            if "{" not in path:
+                assert answer(url + path, example["value"]) is not None
+                called.add(path)
+    assert {
+        *("/v1/embeddings", "/embeddings", "/embed", "/similarity", "/rerank", "/tokenize", "/decode"),
+        *("/", "/invocations", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"),
+    } <= called
+
+
+FIELDS = {
+    "/v1/embeddings": ("input", {}),
+    "/embed": ("inputs", {}),
+    "/": ("inputs", {}),
+    "/similarity": ("sentences", {}),
+    "/predict": ("inputs", {}),
+    "/tokenize": ("inputs", {}),
+    "/decode": ("ids", {}),
+    "/rerank": ("texts", {"query": QUERY}),
+    "/v1/rerank": ("documents", {"query": QUERY}),
+    "/v2/rerank": ("documents", {"query": QUERY}),
+    "/score": ("text_2", {"text_1": QUERY}),
+}
+"""Path -> the field with its texts, and what else it needs."""
+
+TEXTS = {
+    "a million empty texts": b'["",' + b'"",' * 1_000_000 + b'""]',
+    "a million ids": b"[" + b"1," * 1_000_000 + b"1]",
+    "nested lists": b"[" * 100_000 + b"]" * 100_000,
+    "nested objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "2,048 texts of 8 kB": json.dumps([f"{n} " + "soup " * 1600 for n in range(2048)]).encode(),
+    "half a surrogate": b'["\\ud800"]',
+    "NaN": b"[NaN]",
+    "not UTF-8": b'["\xff"]',
+    "an unfinished list": b'["soup", ',
+    "huge numbers": b"[1e999, " + b"9" * 5000 + b"]",
+    "an object": b'{"text": 1}',
+}
+
+
+@pytest.mark.parametrize("texts", TEXTS)
+@pytest.mark.parametrize("path", FIELDS)
+def test_hostile_texts(url: str, path: str, texts: str) -> None:
+    name, more = FIELDS[path]
+    more_json = json.dumps(more).encode()[1:-1]
+    body = b'{%b%b"%b": %b}' % (more_json, b", " if more else b"", name.encode(), TEXTS[texts])
+    if path == "/similarity":
+        body = b'{"inputs": {"source_sentence": "soup", %b}' % body[1:]
+    response = requests.post(url + path, data=body, timeout=120)
+    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text[:300]
+    assert answer(f"{url}/v1/embeddings", {"input": "soup"})
+
+
+@pytest.mark.parametrize("path", FIELDS)
+def test_a_bomb(url: str, path: str) -> None:
+    bomb = gzip.compress(b'{"input": "' + b"a" * (64 << 20), 9)
+    headers = {"Content-Encoding": "gzip"}
+    response = requests.post(url + path, data=bomb, headers=headers, timeout=60)
+    assert response.status_code == 413

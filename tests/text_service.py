@@ -1,0 +1,32 @@
+"""A service of tiny models for texts: embeddings, ranking, classes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests import exports, servers
+
+DIMENSIONS, MOST_TOKENS = 4, 64
+ALIAS = "text-embedding-3-small"
+
+
+@contextmanager
+def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> Iterator[str]:
+    """Base URL of a service of these models, which are made in `folder`; the first is the default."""
+    tokenizer = exports.word_piece()
+    pooling = ("Pooling", {"pooling_mode_mean_tokens": True})
+    exports.encoded(exports.modules(folder / "words", pooling, ("Normalize", {})), tokenizer, {})
+    exports.ranked(folder / "judge", tokenizer, {})
+    exports.saved(folder / "feelings", tokenizer, {})
+    settings = {
+        "SERVING_MODELS": ",".join(str(folder / name) for name in models.split(",")),
+        "SERVING_ALIASES": f"{ALIAS}=words, org/judge=judge",
+        "SERVING_CPU_RUNTIME": "onnxruntime",
+        "SERVING_INSTANCES": "1",
+        "SERVING_LOG_LEVEL": "error",
+        "SERVING_MAX_BATCH_SIZE": "4",
+        **more,
+    }
+    with servers.api("fastapi_onnx", settings) as url:
+        servers.wait_for(lambda: servers.metric(url, "serving_ready_workers") == len(models.split(",")))
+        yield url
