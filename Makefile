@@ -58,7 +58,7 @@ test-ray: .venv-ray/installed  ## replicas and nodes come and go on a local Ray;
 test-transformers: .venv-transformers/installed  ## exports answer as transformers' own pipelines; 5 GB, most of it PyTorch for CUDA
 	.venv-transformers/bin/python -m pytest -W default -m transformers tests/transformers
 
-test-clients: .venv-clients/installed  ## libraries that people use call the service, unmodified; 400 MB, and Node for one of them
+test-clients: .venv-clients/installed .venv-clients/node_modules  ## libraries that people use call the service; 600 MB, and Node
 	.venv-clients/bin/python -m pytest -W default -m clients tests/clients
 
 triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
@@ -138,6 +138,11 @@ clean:
 .venv-clients/installed .venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install $(EXACTLY) -r $<
+	@touch $@
+
+.venv-clients/node_modules: tests/clients/package-lock.json | .venv-clients/installed
+	cp tests/clients/package*.json .venv-clients
+	npm ci --silent --no-audit --no-fund --prefix .venv-clients
 	@touch $@
 
 .venv/fastapi_%.installed: fastapi_%/requirements.txt | .venv/bin/python

@@ -21,6 +21,7 @@ HAS_TORCH = find_spec("torch") is not None
 collect_ignore = [
     *([] if find_spec("ray") else ["ray"]),
     *([] if find_spec("optimum") else ["transformers"]),
+    *([] if find_spec("cohere") else ["clients"]),
 ]
 
 

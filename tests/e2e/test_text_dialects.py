@@ -478,7 +478,13 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("texts", TEXTS)
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if len(text) > 10**7 else [])
+        for name, text in TEXTS.items()
+    ],
+)
 @pytest.mark.parametrize("path", FIELDS)
 def test_hostile_texts(url: str, path: str, texts: str) -> None:
     name, more = FIELDS[path]
@@ -487,13 +493,15 @@ def test_hostile_texts(url: str, path: str, texts: str) -> None:
     if path == "/similarity":
         body = b'{"inputs": {"source_sentence": "soup", %b}' % body[1:]
     response = requests.post(url + path, data=body, timeout=120)
-    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text[:300]
+    assert response.status_code in {200, *range(400, 500), 504}, response.text[:300]
     assert answer(f"{url}/v1/embeddings", {"input": "soup"})
+
+
+BOMB = gzip.compress(b'{"input": "' + b"a" * (21 << 20))
 
 
 @pytest.mark.parametrize("path", FIELDS)
 def test_a_bomb(url: str, path: str) -> None:
-    bomb = gzip.compress(b'{"input": "' + b"a" * (64 << 20), 9)
     headers = {"Content-Encoding": "gzip"}
-    response = requests.post(url + path, data=bomb, headers=headers, timeout=60)
+    response = requests.post(url + path, data=BOMB, headers=headers, timeout=60)
     assert response.status_code == 413

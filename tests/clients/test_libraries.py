@@ -1,0 +1,110 @@
+"""Libraries for embeddings and reranking, unmodified: each is told only where the service is."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cohere
+import numpy as np
+import openai
+import pytest
+import requests
+from haystack import Document
+from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
+from huggingface_hub import InferenceClient
+from langchain_openai import OpenAIEmbeddings
+from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+from tests.text_service import ALIAS, DIMENSIONS
+
+TEXTS = ["the soup was warm", "the table"]
+QUERY, DOCUMENTS = "the soup", ["awful and dull", "wonderful and warm", "the table"]
+ORDER = [1, 2, 0]
+SCRIPT = """
+const OpenAI = require("openai");
+const client = new OpenAI({ baseURL: process.argv[1] + "/v1", apiKey: "EMPTY" });
+client.embeddings.create({ model: process.argv[2], input: JSON.parse(process.argv[3]) })
+    .then((answer) => console.log(JSON.stringify(answer.data.map((row) => row.embedding))));
+"""
+
+
+@pytest.fixture(scope="session")
+def vectors(url: str) -> list[list[float]]:
+    """The vectors of TEXTS."""
+    content = requests.post(f"{url}/predict/words", json={"text": TEXTS}, timeout=20).json()
+    return [row["embedding"] for row in content]
+
+
+def test_openai_for_node(url: str, vectors: list[list[float]]) -> None:
+    """It asks for base64 unless its user names a format."""
+    result = subprocess.run(
+        ["node", "-e", SCRIPT, url, ALIAS, json.dumps(TEXTS)],
+        env={**os.environ, "NODE_PATH": str(Path(sys.prefix) / "node_modules")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+
+
+def test_langchain(url: str, vectors: list[list[float]]) -> None:
+    options = {"base_url": f"{url}/v1", "api_key": "EMPTY", "model": ALIAS}
+    texts = OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
+    assert texts.embed_documents(TEXTS) == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+    assert texts.embed_query(TEXTS[0]) == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_langchains_default_fails_and_says_what_to_do(url: str) -> None:
+    class Bytes:
+        """Stands for tiktoken's encoding, whose file would have to be downloaded."""
+
+        def encode(self, text: str, **_: object) -> list[int]:
+            return [*text.encode()]
+
+        encode_ordinary = encode
+
+    ids = OpenAIEmbeddings(base_url=f"{url}/v1", api_key="EMPTY", model=ALIAS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiktoken.encoding_for_model", lambda _: Bytes())
+        patch.setattr("tiktoken.get_encoding", lambda _: Bytes())
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+            ids.embed_documents(TEXTS)
+
+
+def test_llama_index(url: str, vectors: list[list[float]]) -> None:
+    client = TextEmbeddingsInference(
+        model_name="words", base_url=url, text_instruction=" ", query_instruction=" "
+    )
+    assert client.get_text_embedding_batch(TEXTS) == [pytest.approx(v, abs=1e-6) for v in vectors]
+    assert asyncio.run(client.aget_query_embedding(TEXTS[0])) == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_haystack(url: str) -> None:
+    ranker = HuggingFaceTEIRanker(url=url, token=None, top_k=2)
+    found = ranker.run(QUERY, [Document(content=text) for text in DOCUMENTS])["documents"]
+    assert [each.content for each in found] == [DOCUMENTS[index] for index in ORDER[:2]]
+    assert found[0].score > found[1].score
+
+
+def test_cohere(url: str) -> None:
+    client = cohere.ClientV2(api_key="EMPTY", base_url=url)
+    answer = client.rerank(model="judge", query=QUERY, documents=DOCUMENTS, top_n=2)
+    assert [each.index for each in answer.results] == ORDER[:2]
+    with pytest.raises(cohere.errors.NotFoundError) as unknown:
+        client.rerank(model="nobody", query=QUERY, documents=DOCUMENTS)
+    assert "nobody" in unknown.value.body["message"]
+
+
+def test_huggingface_hub(url: str, vectors: list[list[float]]) -> None:
+    found = InferenceClient(model=url).feature_extraction(TEXTS[0])
+    assert found.shape == (1, DIMENSIONS)
+    assert found[0] == pytest.approx(np.array(vectors[0]), abs=1e-6)
+    scores = InferenceClient(model=f"{url}/similarity").sentence_similarity(
+        TEXTS[0], other_sentences=TEXTS
+    )
+    assert scores == pytest.approx([1, float(np.dot(*vectors))], abs=1e-5)
