@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import pprint
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from flask_app.api_client import Answer
 from flask_app.errors import ApiError
 from flask_app.forms import label_of, pretty, resolve
 from flask_app.service import ModelInfo
+from flask_app.similarity import Similarity, similarity
 
 LONGEST_HEADLINE = 60
+SHOWN_NUMBERS = 5  # of a vector
 MAX_CODE = 4000  # characters of a request that is shown as code
 PICTURES = {
     b"\x89PNG": "image/png",
@@ -53,6 +56,7 @@ class Outcome:
     verdict: words.Verdict
     pieces: tuple[Piece, ...] = ()
     token: str | None = None  # that feedback about a photo needs
+    similarity: Similarity | None = None  # of several texts
 
     @cached_property
     def table(self) -> Any:
@@ -68,8 +72,14 @@ class Outcome:
 
     @property
     def json(self) -> str:
-        """The answer as it came."""
-        return pretty(self.answer.body)
+        """The answer as it came, with the first numbers of each vector."""
+        if self.model.view is not words.EMBEDDINGS:
+            return pretty(self.answer.body)
+        short = [
+            {**body, "embedding": [*body["embedding"][:SHOWN_NUMBERS], "..."]}
+            for body in objects(self.answer.body)
+        ]
+        return pretty(short if isinstance(self.answer.body, list) else short[0])
 
     @cached_property
     def shell_request(self) -> str:
@@ -105,9 +115,7 @@ def classes(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: 
         verdict = words.verdict_of_independent(top, model.thresholds)
     else:
         verdict = words.verdict(top, model.thresholds, model.view.unsure)
-    if "X-Input-Truncated" in answer.headers:
-        verdict = replace(verdict, note=f"{verdict.note} {words.TRUNCATED}".strip())
-    return Outcome(model, request, answer, verdict)
+    return Outcome(model, request, answer, cut(verdict, answer))
 
 
 def spans(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
@@ -117,10 +125,45 @@ def spans(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JS
     return Outcome(model, request, answer, verdict, marks)
 
 
+def vectors(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Compares the vectors of texts. Raises LookupError, TypeError or ValueError."""
+    found = similarity(request["text"], [body["embedding"] for body in objects(answer.body)])
+    verdict = words.Verdict(found.sentence, True, found.bars, found.note)
+    return Outcome(model, request, answer, cut(verdict, answer), similarity=found)
+
+
+def ranks(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Reads the scores of texts, best first. Raises LookupError, TypeError or ValueError."""
+    ranking = [(int(rank["index"]), float(rank["score"])) for rank in answer.body["ranking"]]
+    if not all(index >= 0 and math.isfinite(score) for index, score in ranking):
+        raise ValueError("neither a place nor a score")
+    bars = []
+    for index, score in ranking:
+        share = (1 + math.tanh(score / 2)) / 2 if request.get("raw_scores") else score
+        width = round(100 * min(max(share, 0), 1), 2)
+        bars.append(words.Bar(request["texts"][index], words.decimal(score), width))
+    sentence = f"Text {ranking[0][0] + 1} fits best: {bars[0].percent}"
+    return Outcome(model, request, answer, cut(words.Verdict(sentence, True, tuple(bars)), answer))
+
+
+def cut(verdict: words.Verdict, answer: Answer) -> words.Verdict:
+    """Returns a verdict that says so where the model has not read the whole of a text."""
+    if "X-Input-Truncated" not in answer.headers:
+        return verdict
+    return replace(verdict, note=f"{verdict.note} {words.TRUNCATED}".strip())
+
+
+def objects(body: Any) -> Sequence[Mapping[str, Any]]:  # Any: JSON
+    """Returns the answers to the texts of a request, which may be a list or a single one."""
+    return body if isinstance(body, list) else [body]
+
+
 READERS: dict[str, Callable[[ModelInfo, Any, Answer], Outcome]] = {
     "photos": classes,
     "text": classes,
     "question": spans,
+    "embedding": vectors,
+    "ranking": ranks,
 }
 """View -> what reads its answers; all others are shown as they are."""
 

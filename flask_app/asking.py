@@ -95,7 +95,11 @@ class Asking:
 
     def form(self) -> Any:  # JSON
         """Returns the request that a form was filled in with. Raises PageError."""
-        return self._loaded_model().form.request(request.form, request.files)
+        model = self._loaded_model()
+        content = model.form.request(request.form, request.files)
+        if model.view is words.EMBEDDINGS:
+            content["text"] = typed_lines()
+        return content
 
     def plain_form(self) -> list[tuple[str, Any]]:  # Any: Photos, or JSON
         """Returns the requests of a form without script, with their names: photos, lines, or one.
@@ -112,12 +116,16 @@ class Asking:
                 raise UploadError("too_many_photos", f"more than {MAX_PHOTOS} photos")
             return [(photo.name, photo) for photo in photos]
         if view is not words.TEXTS:
-            name = request.form.get("question", "") if view is words.QUESTIONS else ""
-            return [(name, self.form())]
-        lines = [line.strip() for line in request.form.get("text", "").splitlines() if line.strip()]
-        if not lines:
-            raise UploadError("invalid_form", "enter a text")
-        if len(lines) > MAX_TEXTS:
-            raise UploadError("too_many_texts", f"more than {MAX_TEXTS} lines")
-        form = self._loaded_model().form
+            return [(request.form.get(view.named_by, ""), self.form())]
+        lines, form = typed_lines(), self._loaded_model().form
         return [(line, form.request({**request.form, "text": line}, request.files)) for line in lines]
+
+
+def typed_lines() -> list[str]:
+    """Returns the texts of a form, a line each. Raises UploadError."""
+    lines = [line.strip() for line in request.form.get("text", "").splitlines() if line.strip()]
+    if not lines:
+        raise UploadError("invalid_form", "enter a text")
+    if len(lines) > MAX_TEXTS:
+        raise UploadError("too_many_texts", f"at most {MAX_TEXTS} lines are accepted")
+    return lines

@@ -156,7 +156,7 @@ def form_field(
         choices = [(json.dumps(choice), str(choice)) for choice in values]
     elif kind == "yes" and not required and not isinstance(schema.get("default"), bool):
         kind, choices = "choice", [("true", "yes"), ("false", "no")]
-    if kind == "choice" and not required and "default" not in schema:
+    if kind == "choice" and not required and schema.get("default") is None:
         choices.insert(0, ("", "not set"))
     limit, help_text = None, str(schema.get("description") or "")
     if kind in ("line", "text"):

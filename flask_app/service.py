@@ -56,6 +56,7 @@ class ModelInfo:
     request_schema: Mapping[str, Any] | None = None  # Any: JSON
     answer_schema: Mapping[str, Any] = field(default_factory=dict)
     example: Any = None
+    prompts: tuple[str, ...] = ()  # names of the prompts that an embedding model knows
     limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -101,7 +102,7 @@ class ModelInfo:
     def shape(self) -> str:
         """Digest of what the page is made of; another one needs another page."""
         said = self.said
-        parts = [said.name, said.heading, said.lead, self.request_schema, self.example]
+        parts = [said.name, said.heading, said.lead, self.request_schema, self.example, self.prompts]
         text = json.dumps([*parts, self.answer_schema, self.limits, self.labels], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -231,8 +232,14 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         request_schema=request_schema if isinstance(request_schema, dict) else None,
         answer_schema=answer_schema if isinstance(answer_schema, dict) else {},
         example=raw.get("example"),
+        prompts=_prompts(raw.get("embedding")),
         limits=_numbers(raw.get("limits")),
     )
+
+
+def _prompts(pipeline: object) -> tuple[str, ...]:
+    prompts = pipeline.get("prompts") if isinstance(pipeline, dict) else None
+    return tuple(prompts) if isinstance(prompts, dict) else ()
 
 
 def _states(raw: object) -> dict[str, ModelState]:

@@ -15,7 +15,7 @@ from flask_app.asking import Asking
 from flask_app.errors import STATUSES, ApiAnswerError, PageError, UploadError
 from flask_app.feedback import NONE_OF_THESE, Feedback
 from flask_app.photos import Decoder, Photo
-from flask_app.samples import PARAGRAPHS, SAMPLES, TEXTS, sample
+from flask_app.samples import EXAMPLES, SAMPLES, TEXTS, sample
 from flask_app.service import Service
 from flask_app.settings import Settings
 from flask_app.uploads import one_upload
@@ -174,7 +174,7 @@ class Views:
             typed=_form_texts(),
             samples=SAMPLES,
             texts=TEXTS,
-            paragraphs=PARAGRAPHS,
+            examples=EXAMPLES.get(model.view.name, ()),
             feedback=self.feedback,
             none_of_these=NONE_OF_THESE,
             max_bytes=self.settings.max_upload_bytes,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 DEFAULT_PROBABILITY = 0.5
 DEFAULT_MARGIN = 0.15
+MAX_QUOTE = 80  # characters of a text that a sentence or a bar names
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class View:
     unsure: str = ""  # note on an answer with a low score
     candidates: int = 0  # how many it shows at most; 0: the model ranks nothing
     script: str = ""  # where it is not the name
+    named_by: str = ""  # field whose text names a request
 
     def top_k(self, labels: Sequence[str]) -> int:
         """Returns the number of candidates to ask for; 0 where the model ranks nothing."""
@@ -120,11 +122,30 @@ QUESTIONS = View(
     "What you write " + SENT.format("model"),
     unsure="The score is low. The answer may be elsewhere in the text, or not in it at all.",
     candidates=5,
+    named_by="question",
+)
+EMBEDDINGS = View(
+    "embedding",
+    "How alike are these texts?",
+    "Enter several texts to see which of them are close in meaning.",
+    "Texts will be sent",
+    "The texts stay here",
+    "What you write " + SENT.format("model"),
+    script="several",
+)
+RANKING = replace(
+    EMBEDDINGS,
+    name="ranking",
+    heading="Which text fits best?",
+    lead="Enter a query and several texts, and see them sorted by how well they fit.",
+    named_by="query",
 )
 SPECIAL: tuple[tuple[str, set[str], View], ...] = (
     ("image-classification", set(), PHOTOS),
     ("text-classification", {"text"}, TEXTS),
     ("question-answering", {"question", "context"}, QUESTIONS),
+    ("embedding", {"text"}, EMBEDDINGS),
+    ("ranking", {"query", "texts"}, RANKING),
 )
 """Views that give more than the form: of a task, if its requests have these fields."""
 
@@ -276,6 +297,17 @@ def verdict_of_spans(top: Sequence[tuple[str, float]], thresholds: Thresholds) -
     if best < thresholds.probability:
         return Verdict(f"Not sure: {text} {bars[0].percent}", False, bars, QUESTIONS.unsure)
     return Verdict(f"{text}, {bars[0].percent}" if top[0][0] else text, True, bars)
+
+
+def decimal(score: float) -> str:
+    """Returns a score with two decimals: "0.87", with a minus sign if negative."""
+    return f"{score:z.2f}".replace("-", "\u2212")
+
+
+def clipped(text: str) -> str:
+    """Returns the beginning of a text, for a sentence."""
+    text = " ".join(text.split())
+    return text if len(text) <= MAX_QUOTE else f"{text[: MAX_QUOTE - 1].rstrip()}…"
 
 
 def bars_of(top: Sequence[tuple[str, float]]) -> tuple[Bar, ...]:

@@ -78,6 +78,26 @@ export class Asking extends Queue {
     reveal(card.element);
   }
 
+  /** Puts a card in a place among the others; the one that it replaces ends. */
+  put(card, place) {
+    const before = this.cards[place];
+    this.cards[place] = card;
+    if (before) before.element.replaceWith(card.element);
+    else this.panel.$("cards").append(card.element);
+    before?.remove();
+  }
+
+  /** Fills in an example whose button is pressed, and calls `ask`. */
+  listenToExamples(ask) {
+    this.panel.element.querySelector(".examples").addEventListener("submit", (event) => {
+      event.preventDefault();
+      for (const { name, value } of event.target.querySelectorAll("input")) {
+        type(this.form.elements[name], value);
+      }
+      ask();
+    });
+  }
+
   /** Listens to the cards, and to the button that removes them. */
   listen(cleared = () => {}) {
     super.listen();

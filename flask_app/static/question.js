@@ -1,7 +1,7 @@
 // The view for questions about a text: the answer is marked in it, and the text stays.
 
 import { reveal } from "./cards.js";
-import { AskCard, Asking, type } from "./asking.js";
+import { AskCard, Asking } from "./asking.js";
 
 class QuestionCard extends AskCard {
   verb = "Reading";
@@ -19,7 +19,7 @@ class QuestionCard extends AskCard {
 export function start(panel) {
   const asking = new Asking(panel);
   const { form } = asking;
-  const { context, question } = form.elements;
+  const { question } = form.elements;
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -30,12 +30,7 @@ export function start(panel) {
     event.preventDefault();
     form.requestSubmit();
   });
-  panel.element.querySelector(".examples").addEventListener("submit", (event) => {
-    event.preventDefault();
-    type(context, event.target.elements.context.value);
-    type(question, event.target.elements.question.value);
-    form.requestSubmit();
-  });
+  asking.listenToExamples(() => form.requestSubmit());
   asking.listen();
   asking.restore();
 }

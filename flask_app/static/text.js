@@ -79,10 +79,7 @@ class Texts extends Asking {
       const before = cards[place];
       if (before?.key === keyOf(line, more)) return;
       const card = new TextCard(this, line, more, before);
-      cards[place] = card;
-      if (before) before.element.replaceWith(card.element);
-      else this.panel.$("cards").append(card.element);
-      before?.remove();
+      this.put(card, place);
       fresh.push(card);
     });
     this.refresh();

@@ -106,6 +106,54 @@ GRAPH: dict[str, Any] = {
     "example": None,
     "limits": {"request_bytes": 16777216},
 }
+
+
+def optional(kind: str, title: str) -> dict[str, Any]:
+    """Schema of a field that may be left out."""
+    return {"anyOf": [{"type": kind}, {"type": "null"}], "default": None, "title": title}
+
+
+TEXT = {"type": "string", "minLength": 1, "title": "Text"}
+MEANINGS: dict[str, Any] = {
+    **HOST,
+    "name": "meanings",
+    "task": "embedding",
+    "labels": [],
+    "embedding": {"pooling": "mean", "normalize": True, "prompts": {"query": "query: "}},
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "text": TEXT,
+            "dimensions": optional("integer", "Dimensions"),
+            "normalize": optional("boolean", "Normalize"),
+            "prompt_name": optional("string", "Prompt Name"),
+            "truncate": optional("boolean", "Truncate"),
+        },
+        "required": ["text"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"text": "The soup was wonderful."},
+    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 256},
+}
+SEARCH: dict[str, Any] = {
+    **HOST,
+    "name": "search",
+    "task": "ranking",
+    "labels": [],
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "query": TEXT,
+            "texts": {"type": "array", "minItems": 1, "items": {"type": "string"}, "title": "Texts"},
+            "raw_scores": optional("boolean", "Raw Scores"),
+            "truncate": optional("boolean", "Truncate"),
+        },
+        "required": ["query", "texts"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"query": "Is the soup good?", "texts": ["The soup was wonderful.", "It was cold."]},
+    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512, "texts": 256},
+}
 METADATA = {
     "name": "sums",
     "inputs": [{"name": "numbers", "datatype": "FP32", "shape": [-1, 3]}],
@@ -203,6 +251,29 @@ def sees(asked: Asked) -> Reply:
     return Reply(200, {**SEEN, "petals": asked.body["petals"]}, {"Server-Timing": TIMES})
 
 
+def means(asked: Asked) -> Reply:
+    """Returns a vector for each text: how often it has each letter, so that like words are alike."""
+    text = asked.body["text"]
+    texts = [text] if isinstance(text, str) else text
+    letters = "abcdefghijklmnopqrstuvwxyz"[: asked.body.get("dimensions")]
+    vectors = [
+        {"embedding": [float(each.lower().count(letter)) for letter in letters]} for each in texts
+    ]
+    return Reply(200, vectors[0] if isinstance(text, str) else vectors, {"Server-Timing": TIMES})
+
+
+def sorts(asked: Asked) -> Reply:
+    """Sorts texts by how many words they share with the query."""
+    words = set(asked.body["query"].lower().strip("?").split())
+    shares = [len(words & set(text.lower().split())) / len(words) for text in asked.body["texts"]]
+    order = sorted(range(len(shares)), key=lambda index: -shares[index])
+    raw = asked.body.get("raw_scores")
+    ranking = [
+        {"index": index, "score": 8 * shares[index] - 4 if raw else shares[index]} for index in order
+    ]
+    return Reply(200, {"ranking": ranking}, {"Server-Timing": TIMES})
+
+
 def adds(asked: Asked) -> Reply:
     """Adds the numbers."""
     (tensor,) = asked.body["inputs"]
@@ -214,6 +285,8 @@ ANSWERS: dict[str, Callable[[Asked], Reply]] = {
     "image-classification": lambda _: ok(),
     "text-classification": feels,
     "question-answering": reads,
+    "embedding": means,
+    "ranking": sorts,
     "flowers:Flowers": sees,
     "tensor": adds,
 }

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PageOf
 from tests.browser.stub_api import StubApi, error
-from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT
+from tests.browser.stub_models import FLOWERS, GRAPH, MEANINGS, READER, SEARCH, SENTIMENT
 from tests.browser.test_access import PHONE, tab_to, violations
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,18 @@ def form(page: Page) -> None:
     expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
 
 
+def several(page: Page) -> None:
+    """Shows long texts that are compared, at every degree of similarity, and options."""
+    if page.get_by_label("Query").count():
+        page.get_by_label("Query").fill(f"wonderful {LONG}")
+    page.get_by_label("Texts").fill(f"wonderful {LONG}\nso so\nzzz\nsozz\nzaza")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    page.get_by_text("Options").click()
+    page.get_by_text("Details").first.click()
+
+
 SHOWS = [(SENTIMENT, texts), (READER, question), (FLOWERS, form), (GRAPH, form)]
+SHOWS += [(MEANINGS, several), (SEARCH, several)]
 Show = Callable[[Page], None]
 each_view = pytest.mark.parametrize(
     ("model", "show"), SHOWS, ids=[str(model["name"]) for model, _ in SHOWS]
@@ -88,7 +99,9 @@ def test_no_sideways_scrolling(
     assert page.locator(".card").evaluate_all(outside) == []
 
 
-@pytest.mark.parametrize("model", [SENTIMENT, READER, FLOWERS], ids=lambda model: model["name"])
+@pytest.mark.parametrize(
+    "model", [SENTIMENT, READER, FLOWERS, MEANINGS, SEARCH], ids=lambda model: model["name"]
+)
 def test_axe_finds_nothing_without_script(page_of: PageOf, stub: StubApi, model: dict[str, Any]) -> None:
     page = page_of(model, java_script_enabled=False)
     page.locator(".examples button, .sheet button").last.click()
@@ -131,6 +144,18 @@ def test_a_question_by_keyboard(page_of: PageOf) -> None:
     page.keyboard.press("Enter")
     expect(page.locator(".bars")).to_be_visible()
     tab_to(page, ".paragraph")
+
+
+def test_a_matrix_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(MEANINGS)
+    tab_to(page, "#field-text")
+    page.keyboard.type("a cat")
+    page.keyboard.press("Enter")
+    page.keyboard.type("a cat")
+    expect(page.locator(".card-sentence")).to_have_text("Similarity 1.00")
+    expect(page.locator("#field-text")).to_be_focused()
+    tab_to(page, ".matrix-frame")  # which may be wider than the page
+    tab_to(page, ".card summary")
 
 
 def test_a_form_by_keyboard(page_of: PageOf, stub: StubApi) -> None:

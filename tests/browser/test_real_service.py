@@ -13,6 +13,8 @@ from tests import exports, graphs, servers
 from tests.browser.conftest import Opener
 from tests.servers import free_port, running
 
+NAMES = ["food11", "sentiment", "reader", "meanings", "search", "own", "sums"]
+
 
 @pytest.fixture(scope="module")
 def real_page(onnx_url: str) -> Iterator[str]:
@@ -36,11 +38,13 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("several")
     exports.saved(folder / "sentiment", exports.word_piece(), {})
     exports.asked(folder / "reader", exports.word_piece(), {})
+    exports.encoded(folder / "meanings", exports.word_piece(), {})
+    exports.ranked(folder / "search", exports.word_piece(), {})
     (folder / "own").mkdir()
     own = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
     (folder / "own/model.json").write_text(json.dumps(own))
     graphs.saved(graphs.two_by_two(), folder / "sums")
-    folders = [Settings().model_dir, *(folder / name for name in ("sentiment", "reader", "own", "sums"))]
+    folders = [Settings().model_dir, *(folder / name for name in NAMES[1:])]
     env = {"SERVING_MODELS": ",".join(map(str, folders)), "SERVING_INSTANCES": "1"}
     env |= {"SERVING_LOG_LEVEL": "error"}
     with servers.api("fastapi_onnx", env) as api_url, page_before(api_url) as url:
@@ -73,11 +77,10 @@ def test_the_test_address(open_page: Opener, real_page: str) -> None:
 @pytest.mark.slow
 def test_a_tab_for_each_model(open_page: Opener, several: str) -> None:
     page = open_page(url=several)
-    names = ["food11", "sentiment", "reader", "own", "sums"]
-    expect(page.get_by_role("tab")).to_have_text(names)  # whatever is still loading
+    expect(page.get_by_role("tab")).to_contain_text(NAMES)  # whatever is still loading
     page.get_by_role("button", name="Soup").click()
     answered(page)
-    for name in names[1:]:
+    for name in NAMES[1:]:
         page.get_by_role("tab", name=name).click()
         expect(page.locator("#page")).to_have_attribute("data-name", name)
         expect(page.locator("#service")).to_have_attribute("data-state", "ready")
@@ -114,6 +117,34 @@ def test_a_question(open_page: Opener, several: str) -> None:
     assert marked in text
     assert page.locator(".bar-label").first.text_content() == marked
     assert page.locator(".paragraph").inner_text() == text
+
+
+@pytest.mark.slow
+def test_texts_that_are_compared(open_page: Opener, several: str) -> None:
+    page = open_page("/#meanings", url=several)
+    page.get_by_label("Texts").fill("the warm soup\nawful bread\nthe warm soup")
+    expect(page.locator(".card-sentence")).to_have_text("Texts 1 and 3 are the closest: 1.00")
+    assert page.locator(".matrix td").count() == 9
+    page.get_by_text("Options").click()
+    page.get_by_label("Dimensions").fill("2")
+    expect(page.locator(".curl")).to_contain_text('"dimensions": 2')
+    page.get_by_label("Dimensions").fill("5000")
+    expect(page.locator(".card-note")).to_contain_text("dimensions must be from 1 to 4")
+    for name in ("meanings", "search"):
+        page.goto(f"{several}/test?model={name}")
+        expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
+
+
+@pytest.mark.slow
+def test_texts_that_are_sorted(open_page: Opener, several: str) -> None:
+    page = open_page("/#search", url=several)
+    page.get_by_label("Query").fill("warm")
+    page.get_by_label("Texts").fill("the soup\nawful bread\nwonderful and warm")
+    answered(page)
+    texts = page.locator(".bar-label").all_inner_texts()
+    assert texts == ["wonderful and warm", "the soup", "awful bread"]
+    scores = [float(score) for score in page.locator(".bar-percent").all_inner_texts()]
+    assert scores == sorted(scores, reverse=True)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 answers. How it looks and what visitors can do is in tests/browser.
 """
 
+import re
 from html import unescape
 from typing import Any
 
@@ -10,7 +11,7 @@ from flask.testing import FlaskClient
 
 from flask_app.answers import pieces
 from tests.browser.stub_api import Reply, StubApi, error
-from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve
+from tests.browser.stub_models import FLOWERS, GRAPH, MEANINGS, READER, SEARCH, SENTIMENT, serve
 
 FLOWER = {"name": "rose", "features": "1, 2", "petals": "5", "season": '"spring"', "place": "{}"}
 FILLED = {
@@ -18,6 +19,8 @@ FILLED = {
     "reader": {"question": "Who?", "context": "The cook is Ann Lee."},
     "flowers": FLOWER,
     "sums": {"request": '{"inputs": [{"data": [1, 2, 3]}]}'},
+    "meanings": {"text": "a cat", "dimensions": "20", "prompt_name": "query"},
+    "search": {"query": "Who cooks?", "texts": "Ann cooks", "raw_scores": "false"},
 }
 SENT: dict[str, tuple[str, dict[str, Any]]] = {
     "sentiment": ("/predict?top_k=3", FILLED["sentiment"]),
@@ -30,9 +33,12 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "sums": ("/v2/models/sums/infer", {"inputs": [{"data": [1, 2, 3]}]}),
+    "meanings": ("/predict", {"text": ["a cat"], "dimensions": 20, "prompt_name": "query"}),
+    "search": ("/predict", {"query": "Who cooks?", "texts": ["Ann cooks"], "raw_scores": False}),
 }
 VIEWS = {"sentiment": "text", "reader": "question", "flowers": "form", "sums": "tensors"}
-MODELS = [SENTIMENT, READER, FLOWERS, GRAPH]
+VIEWS |= {"meanings": "embedding", "search": "ranking"}
+MODELS = [SENTIMENT, READER, FLOWERS, GRAPH, MEANINGS, SEARCH]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
@@ -96,9 +102,12 @@ def test_lines_without_script(stub: StubApi, client: FlaskClient) -> None:
     assert "Stub says text_too_long." in page.text
 
 
+@pytest.mark.parametrize("model", [SENTIMENT, MEANINGS], ids=lambda model: model["name"])
 @pytest.mark.parametrize("text", ["", " \r\n\t\r\n", "x\n" * 25])
-def test_too_few_and_too_many_lines(stub: StubApi, client: FlaskClient, text: str) -> None:
-    serve(stub, SENTIMENT)
+def test_too_few_and_too_many_lines(
+    stub: StubApi, client: FlaskClient, model: dict[str, Any], text: str
+) -> None:
+    serve(stub, model)
     assert client.post("/", data={"text": text}).status_code == 400
     assert not stub.asked
 
@@ -119,6 +128,39 @@ def test_scores_that_are_sums(stub: StubApi, client: FlaskClient) -> None:
     assert sentence(client, **FILLED["reader"]) == ("Ann, 100 %", True)
 
 
+def test_the_similarity_of_texts(stub: StubApi, client: FlaskClient) -> None:
+    """Cosines of any vectors, those of zeros too; the JSON shows the first numbers."""
+    serve(stub, MEANINGS)
+    vectors = [[3.0, 4.0], [0.0, 0.0], [6.0, 8.0], [-4.0, 3.0], [-3.0, -4.0], [4.0, 3.0]]
+    stub.usual = Reply(200, [{"embedding": each * 20} for each in vectors])
+    page = client.post("/ask", data={"text": "a\n<b>\nc\nd\ne\nf"}).get_json()["page"]
+    assert page["sentence"] == "Texts 1 and 3 are the closest: 1.00"
+    rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", page["html"])
+    numbers = [re.findall(r">([\u22120-9.]+)</td>", row) for row in rows]
+    assert numbers[0] == ["1.00", "0.00", "1.00", "0.00", "\u22121.00", "0.96"]
+    assert [list(column) for column in zip(*numbers, strict=True)] == numbers
+    assert "&lt;b&gt;" in rows[1]
+    pairs = [unescape(pair) for pair in re.findall(r"bar-label\">(.*?)<", page["html"])]
+    assert pairs[:2] == ["“a” and “c”", "“a” and “f”"]
+    assert len(pairs) == 5
+    assert '[ 3.0, 4.0, 3.0, 4.0, 3.0, "..." ]' in unescape(page["html"])
+
+
+def test_texts_are_sorted_by_their_scores(stub: StubApi, client: FlaskClient) -> None:
+    """Bars have the scores' length, raw ones that of their sigmoid; a text that was cut is named."""
+    serve(stub, SEARCH)
+    ranking = [{"index": 2, "score": 2.0}, {"index": 0, "score": 0.004}, {"index": 1, "score": -800.0}]
+    stub.usual = Reply(200, {"ranking": ranking}, {"X-Input-Truncated": "true"})
+    typed = {"query": "Who?", "texts": "a\n\n<b>\n c"}
+    for raw, widths in (("", ["100", "0.4", "0"]), ("true", ["88.08", "50.1", "0.0"])):
+        page = client.post("/ask", data={**typed, "raw_scores": raw}).get_json()["page"]
+        assert page["sentence"] == "Text 3 fits best: 2.00"
+        assert page["note"].startswith("The text was too long.")
+        assert re.findall(r"bar-label\">(.*?)<", page["html"]) == [" c", "a", "&lt;b&gt;"]
+        assert re.findall(r"rect width=\"(.*?)%", page["html"]) == widths
+    assert stub.asked[0].body == {"query": "Who?", "texts": ["a", "<b>", " c"]}
+
+
 def test_candidates_that_overlap() -> None:
     spans = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
     cut = [(piece.text, piece.kind) for piece in pieces("0123456789", spans)]
@@ -134,6 +176,18 @@ def test_candidates_that_overlap() -> None:
         (READER, {"answer": "Ann"}),
         (READER, []),
         (READER, None),
+        (MEANINGS, [{"embedding": [1.0, 2.0]}, {"embedding": [1.0]}]),
+        (MEANINGS, [{"embedding": []}]),
+        (MEANINGS, [{"embedding": [float("nan"), 1.0]}]),
+        (MEANINGS, [{"embedding": ["one"]}]),
+        (MEANINGS, {"vector": [1.0]}),
+        (MEANINGS, "AAAA"),
+        (SEARCH, {"ranking": []}),
+        (SEARCH, {"ranking": [{"index": 1, "score": 0.5}]}),
+        (SEARCH, {"ranking": [{"index": -1, "score": 0.5}]}),
+        (SEARCH, {"ranking": [{"index": 0, "score": "much"}]}),
+        (SEARCH, {"ranking": [{"index": 0, "score": float("nan")}]}),
+        (SEARCH, {"ranking": {"index": 0}}),
         (SENTIMENT, {"prediction": "Positive"}),
         (SENTIMENT, {"top": [{"label": "Positive", "probability": "much"}]}),
         (SENTIMENT, "Positive"),
