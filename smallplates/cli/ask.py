@@ -1,7 +1,8 @@
 """Command line: asks a running service about photos, texts or a paragraph, and prints its answers.
 
-`smallplates ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, or `--json
-'{...}'` for the request of any model; with `--url tcp://HOST:PORT` over the service's TCP port.
+`smallplates ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, `--embed
+TEXT...`, `--rerank QUERY TEXT...`, or `--json '{...}'` for the request of any model; with `--url
+tcp://HOST:PORT` over the service's TCP port.
 """
 
 import json
@@ -28,7 +29,12 @@ Line = tuple[str, bool]
 
 TCP_FIELDS = ("request_id", "ms")  # of the protocol, not of the answer
 
-Photos = Annotated[list[str] | None, typer.Argument(help="Image files.", metavar="PHOTO...")]
+SHOWN_NUMBERS = 3  # of a vector
+
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(help="Image files; texts with --embed and --rerank.", metavar="PHOTO|TEXT..."),
+]
 Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
 Questions = Annotated[
     list[str] | None, typer.Option(help="Question about the context; may be repeated.")
@@ -36,6 +42,10 @@ Questions = Annotated[
 ContextFile = Annotated[
     typer.FileText | None,
     typer.Option(help="Context of the questions: a text file in UTF-8; - reads stdin."),
+]
+Embed = Annotated[bool, typer.Option("--embed", help="Compute the vectors of the texts.")]
+Rerank = Annotated[
+    str | None, typer.Option(help="Sort the texts by this query.", metavar="QUERY", show_default=False)
 ]
 Fields = Annotated[
     list[str] | None, typer.Option("--json", help="Request as a JSON object; may be repeated.")
@@ -45,7 +55,13 @@ Url = Annotated[
 ]
 Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
 Model = Annotated[str | None, typer.Option(help="Name of the model; by default the default model.")]
-TopK = Annotated[int, typer.Option(min=1, help="Classes or answers to print for each request.")]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Classes, answers or texts to print for each request; by default 1, with --rerank all.",
+    ),
+]
 Timeout = Annotated[
     float, typer.Option(min=0.001, help="Timeout per request in seconds, retries included.")
 ]
@@ -53,29 +69,43 @@ Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos to send a
 
 
 def main(
-    photos: Photos = None,
+    inputs: Inputs = None,
     text: Texts = None,
     question: Questions = None,
     context_file: ContextFile = None,
+    embed: Embed = False,
+    rerank: Rerank = None,
     fields: Fields = None,
     url: Url = DEFAULT_URL,
     api_key: Key = None,
     model: Model = None,
-    top_k: TopK = 1,
+    top_k: TopK = None,
     timeout_s: Timeout = 30.0,
     concurrency: Concurrency = 4,
 ) -> None:
     """Sends requests to a running service. The exit code is 1 if any request fails."""
-    if sum(map(bool, (photos, text, question, fields))) != 1 or bool(question) != bool(context_file):
-        raise typer.BadParameter("pass PHOTO..., --text, --question with --context-file, or --json")
+    queries = [] if rerank is None else [rerank]
+    photos = [] if embed or queries else inputs
+    if (
+        sum(map(bool, (photos, text, question, fields, embed, queries))) != 1
+        or bool(question) != bool(context_file)
+        or bool(inputs) != bool(photos or embed or queries)
+    ):
+        raise typer.BadParameter(
+            "pass PHOTO..., --text, --question with --context-file, --embed TEXT..., "
+            "--rerank QUERY TEXT..., or --json"
+        )
     context = context_file.read() if context_file else ""
-    options: RequestOptions = {} if fields else {"top_k": top_k}
+    if photos or text or question:
+        top_k = top_k or 1
+    options: RequestOptions = {} if top_k is None or fields or embed else {"top_k": top_k}
     if model is not None:
         options["model"] = model
     try:
         requests: list[Request] = [
             *((photo, None) for photo in photos or ()),
-            *((each, {"text": each}) for each in text or ()),
+            *((each, {"text": each}) for each in (inputs if embed else text) or ()),
+            *((query, {"query": query, "texts": inputs}) for query in queries),
             *((each, {"question": each, "context": context}) for each in question or ()),
             *((each, json_object(each)) for each in fields or ()),
         ]
@@ -116,7 +146,7 @@ def over_http(
     with client:
         photos = [name for name, fields in requests if fields is None]
         for item in client.predict_many(photos, concurrency=concurrency, **options):
-            yield http_line(str(item.photo), item.prediction or item.error, options)
+            yield http_line((str(item.photo), None), item.prediction or item.error, options)
         for name, fields in requests:
             if fields is not None:
                 result: Result | ServingClientError
@@ -124,14 +154,29 @@ def over_http(
                     result = client.call(fields, **options)
                 except ServingClientError as error:
                     result = error
-                yield http_line(name, result, options)
+                yield http_line((name, fields), result, options)
 
 
-def http_line(name: str, result: Result | ServingClientError | None, options: RequestOptions) -> Line:
-    """Returns the line of one request: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
+def http_line(
+    request: Request, result: Result | ServingClientError | None, options: RequestOptions
+) -> Line:
+    """Returns the output of one request: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
     if isinstance(result, Result):
-        return f"{name}: {in_words(result.body, options)} ({result.latency_s * 1000:.1f} ms)", True
-    return f"{name}: {result}", False
+        return output(request, result.body, options, result.latency_s), True
+    return f"{request[0]}: {result}", False
+
+
+def output(request: Request, body: Any, options: RequestOptions, seconds: float) -> str:  # Any: JSON
+    """Returns the answer to a request; a ranking has a line for each text."""
+    (name, fields), time_taken = request, f"({1000 * seconds:.1f} ms)"
+    try:
+        if "ranking" in body:
+            texts = (fields or {})["texts"]
+            ranks = [f"{rank['score']:8.3f}  {texts[rank['index']]}" for rank in body["ranking"]]
+            return "\n".join((f"{name} {time_taken}", *ranks))
+    except (LookupError, TypeError, ValueError):
+        pass
+    return f"{name}: {in_words(body, options)} {time_taken}"
 
 
 def over_tcp(
@@ -144,35 +189,39 @@ def over_tcp(
     """Sends the requests one after the other on one connection."""
     try:
         with TcpClient(server.hostname or "", server.port or 0, key, timeout_s) as client:
-            for name, fields in requests:
-                line, is_answer = tcp_line(client, name, fields, options)
-                yield f"{name}: {line}", is_answer
+            for request in requests:
+                yield tcp_line(client, request, options)
     except OSError as error:
         yield f"{server.netloc}: {error}", False
 
 
-def tcp_line(
-    client: TcpClient, name: str, fields: Mapping[str, Any] | None, options: RequestOptions
-) -> Line:
-    """Returns the line of one request without its name. Raises OSError of the connection."""
+def tcp_line(client: TcpClient, request: Request, options: RequestOptions) -> Line:
+    """Returns the output of one request. Raises OSError of the connection."""
+    name, fields = request
     try:
         body = Path(name).read_bytes() if fields is None else json.dumps(fields).encode()
     except OSError as error:
-        return str(error.strerror), False
+        return f"{name}: {error.strerror}", False
     start = time.perf_counter()
     content_type = None if fields is None else "application/json"
     model, top_k = options.get("model"), options.get("top_k")
     answer = client.predict(body, model=model, top_k=top_k, content_type=content_type)
-    ms = (time.perf_counter() - start) * 1000
+    seconds = time.perf_counter() - start
     if answer.status != 200:
-        return f"{answer.content.get('detail')} ({answer.status})", False
+        return f"{name}: {answer.content.get('detail')} ({answer.status})", False
     content = {name: value for name, value in answer.content.items() if name not in TCP_FIELDS}
-    return f"{in_words(content, options)} ({ms:.1f} ms)", True
+    return output(request, content, options, seconds), True
 
 
 def in_words(body: Any, options: RequestOptions) -> str:  # Any: JSON
-    """Returns the candidates of an answer, if some were asked for: `Soup 92.7 %`; else its JSON."""
+    """Returns the candidates of an answer, if some were asked for, or a vector: `Soup 92.7 %`.
+
+    Of any other answer it is the JSON.
+    """
     try:
+        if "embedding" in body:
+            first = ", ".join(f"{number:.4f}" for number in body["embedding"][:SHOWN_NUMBERS])
+            return f"{len(body['embedding'])} numbers, {first} ..."
         candidates = ", ".join(map(candidate_in_words, body["top"] if "top_k" in options else ()))
     except (AttributeError, LookupError, TypeError, ValueError):
         candidates = ""  # a Python task's answer has any shape

@@ -3,7 +3,15 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -17,9 +25,11 @@ from smallplates.client.options import Options
 from smallplates.client.photos import Photo
 from smallplates.client.results import (
     BatchItem,
+    Embeddings,
     Model,
     Prediction,
     QuestionAnswer,
+    Ranking,
     Readiness,
     Result,
     Sample,
@@ -103,6 +113,42 @@ class AsyncClient(Options):
         fields = {"question": question, "context": context, "allow_no_answer": allow_no_answer}
         top_k = options.get("top_k")
         return await self._ask(fields, lambda answer: native.question_answer(answer, top_k), options)
+
+    async def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        truncate: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Embeddings:
+        """Returns the vector of each text; None: as the model's files say.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        fields: dict[str, object] = {"text": listed, "dimensions": dimensions, "normalize": normalize}
+        fields |= {"prompt_name": prompt_name, "truncate": truncate}
+        return await self._ask(fields, lambda answer: native.embeddings(answer, len(listed)), options)
+
+    async def rerank(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        raw_scores: bool | None = None,
+        truncate: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Ranking:
+        """Sorts texts by how well they fit the query.
+
+        Raises ServingClientError, and ValueError for an option that no request can carry.
+        """
+        listed = list(texts)
+        fields = {"query": query, "texts": listed, "raw_scores": raw_scores, "truncate": truncate}
+        return await self._ask(fields, lambda answer: native.ranking(answer, listed), options)
 
     async def _ask(
         self, fields: Mapping[str, object], read: Callable[[Answer], T], options: RequestOptions

@@ -13,7 +13,7 @@ class RequestOptions(TypedDict, total=False):
     """Name of the model to ask; unset: the service's default model, with Triton `food_classifier`."""
 
     top_k: int
-    """Number of classes or answers to rank, from 1 to as many as the model has."""
+    """Number of classes, answers or texts to return, from 1 to as many as the model has."""
 
     timeout_s: float
     """Budget in seconds, all tries together, instead of the client's own."""

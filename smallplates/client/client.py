@@ -45,6 +45,8 @@ class Client(Options):
     predict = blocking(AsyncClient.predict)
     classify_text = blocking(AsyncClient.classify_text)
     answer = blocking(AsyncClient.answer)
+    embed = blocking(AsyncClient.embed)
+    rerank = blocking(AsyncClient.rerank)
     model = blocking(AsyncClient.model)
     ready = blocking(AsyncClient.ready)
     wait_ready = blocking(AsyncClient.wait_ready)

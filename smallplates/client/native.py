@@ -5,12 +5,21 @@ If an answer is not as documented, a reader raises AttributeError, LookupError, 
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smallplates.client.answers import Answer, result_fields
 from smallplates.client.calls import Call, PredictOptions, RequestOptions, of_model, post
-from smallplates.client.results import Model, Prediction, QuestionAnswer, Score, Span
+from smallplates.client.results import (
+    Embeddings,
+    Model,
+    Prediction,
+    QuestionAnswer,
+    Rank,
+    Ranking,
+    Score,
+    Span,
+)
 
 READY_PATH = "/health/ready"
 NOT_READY: tuple[int, ...] = (503,)
@@ -66,23 +75,48 @@ def question_answer(answer: Answer, top_k: int | None) -> QuestionAnswer:
 
 def span(item: Mapping[str, Any]) -> Span:
     """Checks the types of an answer to a question."""
-    text, number, start, end = (item[name] for name in ("answer", "score", "start", "end"))
+    text, start, end = (item[name] for name in ("answer", "start", "end"))
     if not (isinstance(text, str) and type(start) is type(end) is int and 0 <= start <= end):
         raise ValueError(f"{text!r}, from {start!r} to {end!r}, is not a part of a text")
-    if isinstance(number, bool) or not isinstance(number, int | float) or number < 0:
-        raise ValueError(f"{number!r} is not a score")
-    return Span(text, float(number), start, end)
+    if (score := number(item["score"])) < 0:
+        raise ValueError(f"{score!r} is not a score")
+    return Span(text, score, start, end)
+
+
+def embeddings(answer: Answer, count: int) -> Embeddings:
+    """Reads the vectors of so many texts."""
+    body = answer.json()
+    vectors = [[number(value) for value in item["embedding"]] for item in body]
+    if len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
+        raise ValueError("not a vector of the same length for each text")
+    return Embeddings(vectors=vectors, **result_fields(answer, body))
+
+
+def ranking(answer: Answer, texts: Sequence[str]) -> Ranking:
+    """Reads the order of texts."""
+    body = answer.json()
+    places = range(len(texts))
+    ranks = [(places.index(item["index"]), number(item["score"])) for item in body["ranking"]]
+    found = tuple(Rank(index, score, texts[index]) for index, score in ranks)
+    if not found:
+        raise ValueError("no text is ranked")
+    return Ranking(ranking=found, **result_fields(answer, body))
+
+
+def number(value: object) -> float:
+    """Checks the type."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)
 
 
 def score(label: object, probability: object) -> Score:
     """Checks the types and that the probability is from 0 to 1."""
     if not isinstance(label, str):
         raise TypeError(f"{label!r} is not a label")
-    if isinstance(probability, bool) or not isinstance(probability, int | float):
-        raise TypeError(f"{probability!r} is not a probability")
-    if not 0 <= probability <= 1:
+    if not 0 <= (share := number(probability)) <= 1:
         raise ValueError(f"{probability!r} is not a probability")
-    return Score(label, float(probability))
+    return Score(label, share)
 
 
 def model(answer: Answer) -> Model:

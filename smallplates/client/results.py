@@ -103,6 +103,35 @@ class QuestionAnswer(Result, Span):
 
 
 @dataclass(frozen=True)
+class Embeddings(Result):
+    """Vectors of texts."""
+
+    vectors: list[list[float]]
+    """Vector of each text, in the texts' order; all have the same length."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One of the texts that were ranked."""
+
+    index: int
+    """Place in the given texts, from 0."""
+
+    score: float
+    """From 0 to 1; with `raw_scores` of any size."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ranking(Result):
+    """Texts, sorted by how well they fit a query."""
+
+    ranking: tuple[Rank, ...]
+    """Best first; all texts, or as many as `top_k`."""
+
+
+@dataclass(frozen=True)
 class BatchItem:
     """Result of `predict_many` for one photo: either its prediction or its error."""
 

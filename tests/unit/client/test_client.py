@@ -19,6 +19,7 @@ from smallplates.client import (
     DeadlineExceededError,
     InvalidAnswerError,
     Photo,
+    Rank,
     RequestRefusedError,
     Score,
     ServerError,
@@ -132,6 +133,47 @@ def test_a_triton_that_answers_only_the_best(triton_stub: StubApi, triton: Clien
     body = triton_stub.asked[1].body
     assert body["inputs"][0]["data"] == [base64.b64encode(PHOTO).decode()]
     assert body["parameters"] == {"timeout": 30_000_000}
+
+
+def test_vectors_and_rankings(stub: StubApi, client: Client) -> None:
+    stub.usual = Reply(200, [{"embedding": [0.5, -1]}, {"embedding": [0.25, 2.0]}])
+    found = client.embed(("warm", "cold"), dimensions=2, prompt_name="query", normalize=False)
+    assert found.vectors == [[0.5, -1.0], [0.25, 2.0]]
+    stub.usual = Reply(200, [{"embedding": [0.5]}])
+    assert client.embed("warm", model="b").vectors == [[0.5]]
+    best, last = Rank(1, 0.9, "cold"), Rank(0, 0.1, "warm")
+    ranks = [{"index": rank.index, "score": rank.score} for rank in (best, last)]
+    stub.usual = Reply(200, {"ranking": ranks})
+    assert client.rerank("ice", ("warm", "cold"), raw_scores=False).ranking == (best, last)
+    assert client.rerank("ice", ["warm", "cold"], top_k=2, truncate=True).ranking[0] == best
+    ranked = {"query": "ice", "texts": ["warm", "cold"]}
+    assert [(asked.path, asked.body) for asked in stub.asked] == [
+        (
+            "/predict",
+            {"text": ["warm", "cold"], "dimensions": 2, "prompt_name": "query", "normalize": False},
+        ),
+        ("/predict/b", {"text": ["warm"]}),
+        ("/predict", {**ranked, "raw_scores": False}),
+        ("/predict?top_k=2", {**ranked, "truncate": True}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"embedding": [1.0]}, [], [{"embedding": [1.0]}] * 3, [{"embedding": 1}] * 2, [[1.0], [2.0]]),
+        *([{"embedding": [True]}] * 2, [{"embedding": ["1"]}] * 2),
+        [{"embedding": [1.0]}, {"embedding": [1.0, 2.0]}],
+        *({"ranking": {}}, {"ranking": [{"index": 2, "score": 1.0}]}),
+        *({"ranking": [{"index": -1, "score": 1.0}]}, {"ranking": [{"index": 0, "score": "much"}]}),
+    ],
+)
+def test_vectors_and_rankings_that_are_none(stub: StubApi, client: Client, body: object) -> None:
+    stub.usual = Reply(200, body)
+    with pytest.raises(InvalidAnswerError):
+        client.embed(["warm", "cold"])
+    with pytest.raises(InvalidAnswerError):
+        client.rerank("ice", ["warm", "cold"])
 
 
 def test_texts_and_questions(stub: StubApi, client: Client) -> None:
