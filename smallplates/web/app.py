@@ -24,6 +24,7 @@ from smallplates.supervision.registry import Registry, RegistryAccess
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
+from smallplates.web.api.head_check import refusal
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.dialects import native, openai, rerank, tei, tfserving, torchserve
 from smallplates.web.dialects.tcp import TcpServer
@@ -94,7 +95,8 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
     for route in app.router.routes:  # also Swagger's
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
             route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
-    app.middleware_stack = middleware_stack(app, settings, service.metrics, dialects, tracer)
+    app.middleware_stack = log = middleware_stack(app, settings, service.metrics, dialects, tracer)
+    app.state.check_head = partial(refusal, pipeline=pipeline, log=log)
     return app
 
 
@@ -133,7 +135,7 @@ def middleware_stack(
     metrics: Metrics,
     dialects: Sequence[Dialect],
     tracer: "Tracer | None",
-) -> ASGIApp:
+) -> AccessLogMiddleware:
     """Returns the middleware around the router; unlike FastAPI's, it handles errors in one place."""
     stack: ASGIApp = ErrorMiddleware(
         AsyncExitStackMiddleware(app.router), partial(error_shape, dialects=dialects)

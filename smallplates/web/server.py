@@ -79,12 +79,13 @@ class Server(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
+        """Returns the protocol for a new connection, with uvicorn's arguments and ours."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
             connections=self.connections,
+            check_head=self._app.state.check_head,
         )
         return protocol
 

@@ -91,6 +91,10 @@ Find = Target[C] | Callable[[Any], Target[C]]
 """A model that is known before the body, or a function that finds it by the body."""
 
 
+KnownCall = tuple[object, ServedModel, int]
+"""What all requests with a certain method and path call: route, model, signature."""
+
+
 class Claim(NamedTuple):
     """A protocol's part of a path that another protocol has, too: JSON objects with this field."""
 
@@ -123,6 +127,16 @@ class Pipeline:
         self.small_reader = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, body_timeout_s)
         """Reads bodies for paths that need no key, with a separate memory limit."""
 
+        self._models = service.models
+        self._known: dict[tuple[str, str], KnownCall] = {}
+
+    @property
+    def known(self) -> dict[tuple[str, str], KnownCall]:
+        """Method and path -> what their requests call; empty after every change of the models."""
+        if self._models is not self.service.models:
+            self._models, self._known = self.service.models, {}
+        return self._known
+
     def admit(self, headers: Mapping[str, str]) -> RequestOptions:
         """Admits a request by its headers (or gRPC metadata), before its body is read.
 
@@ -138,11 +152,15 @@ class Pipeline:
     async def http(self, request: Request, find: "Find[C]") -> tuple[C, Answer]:
         """Answers an HTTP request; returns the decoded call and the answer.
 
-        If the model is known, checks for a free slot before the body is read. Raises ServingError, or
+        `find` is a Target if the path determines it. Then this checks for a free slot before the body is
+        read, and `head_check` may refuse the path's further requests. Raises ServingError, or
         ClientDisconnect if the client disconnects first.
         """
         context: RequestContext = request.scope["context"]
-        options = self.admit(request.headers)
+        options, scope = self.admit(request.headers), request.scope
+        if isinstance(find, Target):
+            known = scope.get("route"), find.model, find.signature
+            self.known[scope["method"], scope["path"]] = known
         model = self.reserve(context, options, find) if isinstance(find, Target) else nullcontext()
         with model, await self.reader.read(request) as body:
             for claim in getattr(request.scope.get("route"), "claims", ()):

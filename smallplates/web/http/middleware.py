@@ -41,23 +41,12 @@ class AccessLogMiddleware:
         if scope["type"] != "http":  # an ASGI server's lifespan
             await self.app(scope, receive, send)
             return
-        client = (scope.get("client") or ("",))[0]
-        request_id = choose_id(header(scope, b"x-request-id"))
-        context = RequestContext(request_id, scope["method"], scope["path"], client)
-        scope["context"] = context
-        if self.tracer:
-            context.traceparent = (header(scope, b"traceparent") or b"").decode("latin-1")
+        context = self.begin(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                context.status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", context.request_id.encode()),
-                    (b"server-timing", context.server_timing().encode()),
-                ]
-                if context.inference and context.inference.truncated:
-                    message["headers"].append((b"x-input-truncated", b"true"))
+                added = self.headers(context, message["status"])
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
@@ -65,9 +54,31 @@ class AccessLogMiddleware:
         except ClientDisconnect:
             context.status = CLIENT_GONE
         finally:
-            self._record(scope, context)
+            self.record(scope)
 
-    def _record(self, scope: Scope, context: RequestContext) -> None:
+    def begin(self, scope: Scope) -> RequestContext:
+        """Puts a new context into the scope of a request, and returns it."""
+        client = (scope.get("client") or ("",))[0]
+        request_id = choose_id(header(scope, b"x-request-id"))
+        scope["context"] = context = RequestContext(request_id, scope["method"], scope["path"], client)
+        if self.tracer:
+            context.traceparent = (header(scope, b"traceparent") or b"").decode("latin-1")
+        return context
+
+    def headers(self, context: RequestContext, status: int) -> list[tuple[bytes, bytes]]:
+        """Notes the response's status, and returns the headers to add to it."""
+        context.status = status
+        added = [
+            (b"x-request-id", context.request_id.encode()),
+            (b"server-timing", context.server_timing().encode()),
+        ]
+        if context.inference and context.inference.truncated:
+            added.append((b"x-input-truncated", b"true"))
+        return added
+
+    def record(self, scope: Scope) -> None:
+        """Counts, traces and logs a request that has ended."""
+        context: RequestContext = scope["context"]
         route = getattr(scope.get("route"), "path", None)
         if self.tracer and context.path not in QUIET_PATHS:
             context.trace_id = self.tracer.record_http(context, route)
@@ -78,7 +89,11 @@ class AccessLogMiddleware:
 
 def header(scope: Scope, name: bytes) -> bytes | None:
     """Returns the first header with this name, given in lower case, or None."""
-    return next((value for key, value in scope["headers"] if key == name), None)
+    for key, value in scope["headers"]:
+        if key == name:
+            found: bytes = value
+            return found
+    return None
 
 
 class ErrorMiddleware:

@@ -7,6 +7,7 @@ method of the same name. The limits for request bodies are in `body.py`.
 
 import asyncio
 import functools
+import math
 import select
 import time
 from collections.abc import Callable
@@ -15,7 +16,11 @@ from typing import Any
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
@@ -30,6 +35,12 @@ STATUS_LINES = {  # the phrases of RFC 9110; before 3.13 Python has older ones
     b"HTTP/1.1 413 Request Entity Too Large": b"HTTP/1.1 413 Content Too Large",
     b"HTTP/1.1 422 Unprocessable Entity": b"HTTP/1.1 422 Unprocessable Content",
 }
+
+Refusal = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, headers and body of a response to a request that is refused by its head."""
+
+CheckHead = Callable[[Any], Refusal | None]  # Any: uvicorn's scope
+"""Returns the response to a request that is refused by its head; None for all others."""
 
 
 class Connections:
@@ -104,13 +115,22 @@ class ResponseTransport(asyncio.Transport):
 class HttpProtocol(HttpToolsProtocol):
     """Answers a connection's requests in order, and closes the connection if it exceeds a limit."""
 
-    def __init__(self, *args: Any, connections: Connections | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)  # Any: uvicorn's
+    def __init__(
+        self,
+        *args: Any,  # Any: uvicorn's
+        connections: Connections | None = None,
+        check_head: CheckHead = lambda _: None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._check = check_head
         self._registry = connections or Connections()
         self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest request
         self._request_complete = True  # whether the newest request is, so that a head comes next
         self._refusal = BAD_REQUEST  # status for a head that is not accepted
         self._head_bytes = 0  # bytes received of an incomplete head or of incomplete trailers
+        self._closes_at = math.inf  # in the loop's time, unless something happens before
+        self._close_timer: asyncio.TimerHandle | None = None  # due then, or earlier
         self._write_timer: asyncio.TimerHandle | None = None
         self._hangup: select.epoll | None = None
 
@@ -130,7 +150,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._registry.mark_busy(self._connection)
         self._registry.remove()
         self.resume_writing()
-        self._unset_keepalive_if_required()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._hangup is not None:
             self.loop.remove_reader(self._hangup)
             self._hangup.close()
@@ -218,7 +239,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MAX_PIPELINED or self.transport.is_closing():
             raise httptools.HttpParserError("no more requests")
-        self._unset_keepalive_if_required()
+        self._closes_at = math.inf
         self._check_head()
         if not self.url.startswith(b"/"):  # an absolute URL, possibly without a path
             url = httptools.parse_url(self.url)
@@ -229,8 +250,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.default_headers = [date, *self.config.encoded_headers]
         self.scope["disconnect"] = self.loop.create_future()  # type: ignore[typeddict-unknown-key]
         previous = self.cycle
-        super().on_headers_complete()
         self._request_complete, self._head_bytes = False, 0
+        super().on_headers_complete()
         self.headers = []  # trailers must not become headers of the request
         if self._registry.draining:
             if previous is not None and not previous.response_started:
@@ -243,7 +264,7 @@ class HttpProtocol(HttpToolsProtocol):
         HTTP/1.0 needs no Host; HAProxy's checks have none. Raises HttpParserError.
         """
         version = self.parser.get_http_version()
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        hosts = [name for name, _ in self.headers].count(b"host")
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
             self._refusal = b"505 HTTP Version Not Supported"
@@ -256,9 +277,23 @@ class HttpProtocol(HttpToolsProtocol):
         raise httptools.HttpParserError("the head is not accepted")
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Answers at once a request that is refused by its head, unless earlier answers are unread."""
         self._answering = cycle
         self._response.expects_head = True
-        super()._start_asgi_task(cycle, app)
+        refusal = None if self.flow.write_paused else self._check(cycle.scope)
+        if refusal is None:
+            super()._start_asgi_task(cycle, app)
+            return
+        status, headers, body = refusal
+        cycle.response_started = cycle.response_complete = True
+        cycle.keep_alive = cycle.keep_alive and not self._registry.draining
+        if not cycle.keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = [b"%s: %s\r\n" % header for header in (*cycle.default_headers, *headers)]
+        self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
         """Resets the count of head bytes, since trailers have not begun."""
@@ -281,13 +316,18 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Limits the time for the rest of the body; from now on the connection may make room."""
+        """Starts the next request. Without one, limits the time until it comes, or the body's rest."""
         self._response.write(b"")  # sends a head without a body
-        super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._registry.mark_idle(self._connection)
-            if self._head_bytes or not self._request_complete:
-                self._close_after(self._registry.head_s)
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._registry.mark_idle(self._connection)
+        arrives = self._head_bytes or not self._request_complete
+        self._close_after(self._registry.head_s if arrives else self.timeout_keep_alive)
 
     def _close(self) -> None:
         """Closes only the sending side while a body is arriving: a reset could destroy the response."""
@@ -314,9 +354,23 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _close_after(self, seconds: float) -> None:
-        """Sets the only time limit of the connection, with uvicorn's timer for idle connections."""
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.shutdown)
+        """Sets the only time limit of the connection.
+
+        A timer that is due earlier stays, and sets itself again: that is rarer than requests.
+        """
+        self._closes_at = self.loop.time() + seconds
+        if self._close_timer is not None and self._close_timer.when() > self._closes_at:
+            self._close_timer.cancel()
+            self._close_timer = None
+        if self._close_timer is None:
+            self._close_timer = self.loop.call_at(self._closes_at, self._on_close_timer)
+
+    def _on_close_timer(self) -> None:
+        self._close_timer = None
+        if self._closes_at <= self.loop.time():
+            self.shutdown()
+        elif self._closes_at < math.inf:
+            self._close_timer = self.loop.call_at(self._closes_at, self._on_close_timer)
 
     def pause_writing(self) -> None:
         """Limits the time for which a client may leave responses unread."""

@@ -14,7 +14,7 @@ from functools import cached_property
 from starlette.exceptions import HTTPException
 
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InternalError, ServingError, by_status
+from smallplates.errors import InternalError, RetryableError, ServingError, by_status
 from smallplates.logging import LEVELS, logger
 from smallplates.web.metrics import Metrics
 
@@ -135,8 +135,10 @@ def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) 
     metrics.requests.labels(series, str(context.status), context.code, context.model).inc()
     if timed:
         metrics.total.labels(context.model).observe(time.monotonic() - context.started)
+    if not logger().is_enabled_for(level := LEVELS[log_level(context)]):
+        return
     logger().log(
-        LEVELS[log_level(context.path, context.status)],
+        level,
         "request",
         request_id=context.request_id,
         method=context.method,
@@ -150,10 +152,11 @@ def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) 
     )
 
 
-def log_level(path: str, status: int) -> str:
+def log_level(context: RequestContext) -> str:
     """Returns the log level for a request: failures stand out, probes are quiet."""
-    if status >= 500 and status != 503:
+    if context.status >= 500 and context.status != 503:
         return "warning"
-    if path in QUIET_PATHS:
+    if context.path in QUIET_PATHS:
         return "debug"
-    return refusals.level() if status in (429, 503) else "info"
+    is_refused = context.status == 503 or isinstance(context.error, RetryableError)
+    return refusals.level() if is_refused else "info"

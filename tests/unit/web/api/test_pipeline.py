@@ -48,7 +48,8 @@ class Client:
         self.body = body
         self.work: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.disconnected: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        scope = {"type": "http", "headers": [], "context": RequestContext("id")}
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        scope |= {"context": RequestContext("id")}  # Any: ASGI's
         scope |= {"disconnect": self.disconnected} if tells_at_once else {}
         self.request = Request(scope, self.receive)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import re
 import socket
 import weakref
@@ -19,6 +20,7 @@ from smallplates.web.http.protocol import (
     MAX_PIPELINED,
     Connections,
     HttpProtocol,
+    Refusal,
     ResponseTransport,
 )
 
@@ -84,9 +86,17 @@ class Client:
         self.app = app
         self.connections = connections
         self.state = ServerState()
-        self.protocol = HttpProtocol(config, self.state, {}, connections=connections)
+        self.checked: list[str] = []
+        self.protocol = HttpProtocol(
+            config, self.state, {}, connections=connections, check_head=self.check_head
+        )
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
+
+    def check_head(self, scope: Any) -> Refusal | None:  # Any: ASGI's
+        """Refuses /full with 422."""
+        self.checked.append(scope["path"])
+        return (422, [(b"content-length", b"4")], b"full") if scope["path"] == "/full" else None
 
     def drain(self) -> None:
         """The service is about to end."""
@@ -192,6 +202,67 @@ async def test_what_cannot_be_read_spoils_no_answer_before_it(
     assert statuses(answers) == [b"200"] * count
     assert answers.count(b"connection: close\r\n") == 1
     assert len(client.app.asked) == count
+
+
+async def test_a_connection_goes_on_after_requests_that_are_refused_by_their_heads(
+    client: Client,
+) -> None:
+    """Their bodies are dropped; a refusal does not overtake the answers before it."""
+    client.writer.write(post(b"full", SIZE))
+    refused = await client.reader.readuntil(b"full")
+    assert refused.startswith(b"HTTP/1.1 422 Unprocessable Content\r\ndate: ")
+    assert b"connection" not in refused
+    client.writer.write(bytes(SIZE) + CHUNKED.replace(b"read", b"full"))
+    await client.reader.readuntil(b"full")
+    await client.ask(b"3\r\nabc\r\n0\r\n\r\n" + (GET % b"full") * 2 + GET % b"held", "/held")
+    assert statuses(await client.reader.readuntil(b"fullHTTP")) == [b"422"]
+    client.writer.write(GET % b"full")
+    await until(lambda: len(client.protocol.pipeline) == 1)
+    client.app.gate.set()
+    client.writer.write_eof()
+    assert re.findall(rb"full$|full(?=HTTP)|/\w+ 0\.", await client.rest()) == [
+        b"full",
+        b"/held 0.",
+        b"full",
+    ]
+    assert client.checked == ["/full"] * 4 + ["/held", "/full"]
+    assert client.state.total_requests == 6
+
+
+@pytest.mark.parametrize("kind", ["close", "1.0", "draining"])
+async def test_a_refusal_by_the_head_may_be_the_last_answer(client: Client, kind: str) -> None:
+    if kind == "draining":
+        client.drain()
+    extra = b"Connection: close\r\n" if kind == "close" else b""
+    client.writer.write(post(b"full", SIZE, extra, b"1.0" if kind == "1.0" else b"1.1"))
+    answer = await client.rest()  # to the end: our side is closed
+    assert statuses(answer) == [b"422"]
+    assert answer.endswith(b"\r\nconnection: close\r\n\r\nfull")
+    client.writer.write(bytes(SIZE) + GET % b"a")
+    await client.is_closed()
+    assert not client.app.asked
+
+
+@pytest.mark.parametrize("limits", [{"head_s": 0.05, "keep_alive_s": 0.05}])
+@pytest.mark.parametrize("sent", [3, 2, 0])
+async def test_the_rest_of_a_refused_request_and_the_next_one_have_their_time(
+    client: Client, sent: int
+) -> None:
+    client.writer.write(post(b"full", 3) + bytes(sent))
+    assert (await client.rest()).count(b"full") == 1
+    await client.is_closed()
+
+
+async def test_a_broken_rest_of_a_refused_body_is_not_answered_twice(client: Client) -> None:
+    client.writer.write(CHUNKED.replace(b"read", b"full") + b"no length\r\n")
+    assert statuses(await client.rest()) == [b"422"]
+
+
+async def test_who_does_not_read_gets_no_refusals_by_the_head(client: Client) -> None:
+    client.protocol.pause_writing()
+    await client.ask(GET % b"full", "/full")
+    assert not client.checked
+    client.protocol.resume_writing()
 
 
 @pytest.mark.parametrize("first", [b"", GET % b"a"])
@@ -320,7 +391,7 @@ async def test_the_time_to_be_idle_ends_with_the_next_request(client: Client) ->
     """It begins with the end of a body that nobody has read; the next request was in the same packet."""
     await client.ask(post(b"early", 3), "/early")
     await client.ask(b"abc" + GET % b"held", "/early", "/held")
-    assert client.protocol.timeout_keep_alive_task is None
+    assert client.protocol._closes_at == math.inf
 
 
 async def test_who_is_slow_with_another_request_is_still_answered(client: Client) -> None:
