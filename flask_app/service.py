@@ -21,7 +21,7 @@ DEFAULT_SIDE = 224
 ZEROS = 64  # numbers of a tensor that the page writes as an example
 HOST = ("backend", "device", "precision", "precision_reason")
 TEXTS = ("name", "version", "title", "description", "task", "execution_provider", *HOST)
-State = Literal["ready", "loading", "unavailable", "down"]
+State = Literal["ready", "asleep", "loading", "unavailable", "down"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ModelState:
 
     title: str
     state: State
-    reason: str  # why it is not ready
+    reason: str  # why it is not ready, or what the next request waits for
 
 
 @dataclass(frozen=True)
@@ -202,10 +202,13 @@ class Service:
             reason = self._api.not_ready()
         except ApiError as error:
             return Status("down", error.detail, self._last(name))
-        if len(self._states) > 1 or (reason is None and "" not in self._models):
-            self._times.pop("", None)  # states change, and the API may have been starting
+        may_change = len(self._states) > 1 or any(s.state == "asleep" for s in self._states.values())
+        if may_change or (reason is None and "" not in self._models):
+            self._times.pop("", None)  # the API may have been starting
         states = self.states()
         state = states.get(name or next(iter(states), ""))
+        if state and state.state == "asleep" and reason is None:
+            return Status("asleep", words.sentence(state.reason), self.model(name))
         if state is None or len(states) == 1:
             return Status("ready" if reason is None else "loading", reason, self.model())
         if state.state == "ready" and name not in self._models:
@@ -247,7 +250,7 @@ def _states(raw: object) -> dict[str, ModelState]:
     states = {}
     for row in raw if isinstance(raw, list) else ():
         name, state = (row.get("name"), row.get("state")) if isinstance(row, dict) else (None, None)
-        if isinstance(name, str) and state in ("ready", "loading", "unavailable"):
+        if isinstance(name, str) and state in ("ready", "asleep", "loading", "unavailable"):
             title, reason = str(row.get("title") or ""), str(row.get("reason") or "")
             states[name] = ModelState(title, state, reason)
     return states

@@ -38,7 +38,7 @@ Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
 Digest = Annotated[str, Field(pattern=r"^([^=]+=)?[0-9a-f]{64}$")]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
-OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision")
+OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision", "idle_unload_s")
 """Settings that a model may have of its own."""
 
 NOT_OURS = re.compile(
@@ -127,6 +127,10 @@ class Settings(BaseSettings):
 
     preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
     """Batch sizes, separated by commas, that are computed without waiting for more items."""
+
+    idle_unload_s: Annotated[float, Field(ge=0, le=DAY_S)] = 0
+    """Seconds without a request after which a model's workers end, so that the system gets their memory
+    back. The next request starts them again and waits, within its time limit. 0: never."""
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
     """Maximum inputs in flight, queued or running; further requests get 503 `overloaded`."""

@@ -58,6 +58,7 @@ export class Card {
     try {
       await this.prepare();
       this.done(await this.ask());
+      if (this.panel.state === "asleep") this.panel.look();
     } catch (problem) {
       if (!this.removed) this.failed(problem);
     } finally {

@@ -7,7 +7,7 @@ import { Panel } from "./panel.js";
 const WATCH_MS = 2000; // while a model is not ready
 const CALM_MS = 30000; // while all are
 const RENEW_MS = 10000; // at least, between two renewals of a panel or of the page
-const STATES = { loading: " (loading)", unavailable: " (not available)" };
+const STATES = { asleep: " (asleep)", loading: " (loading)", unavailable: " (not available)" };
 
 const tabs = new Map([...document.querySelectorAll("#tabs a")].map((tab) => [tab.dataset.name, tab]));
 const addresses = new Map([...tabs].map(([name, { href }]) => [name, href]));
@@ -106,7 +106,7 @@ async function watch() {
   try {
     const response = await request(`status${panel.config.query}`, {});
     const answer = await body(response);
-    const { state = "down", model } = answer;
+    const { state = "down", reason, model } = answer;
     models = answer.models ?? [];
     const names = models.map(({ name }) => name);
     if (response.status === 404 || (model && String(names) !== String([...tabs.keys()]))) {
@@ -114,12 +114,12 @@ async function watch() {
     }
     if (model && !panel.learn(model)) await renew(panel, model);
     const states = new Map(state === "down" ? [] : models.map((each) => [each.name, each.state]));
-    panels.forEach((each, name) => each.show(states.get(name) ?? state));
+    panels.forEach((each, name) => each.show(states.get(name) ?? state, each === panel ? reason : ""));
   } catch {
     panels.forEach((each) => each.show("offline"));
   }
   models.forEach(mark);
-  const isCalm = [...panels.values()].every(({ state }) => state === "ready")
+  const isCalm = [...panels.values()].every((each) => !each.closed())
     && models.every(({ state }) => state !== "loading")
     && shown.config.view !== "waiting"; // opened while the answer was about another panel
   look(isCalm ? CALM_MS : WATCH_MS);

@@ -58,12 +58,14 @@ export class Panel {
     this.look(LOST_MS);
   }
 
-  show(state) {
+  /** Shows a state; `reason` is a sentence about a model that is asleep. */
+  show(state, reason) {
     const { goes } = this.config;
     const before = this.state;
     const wasClosed = this.closed();
     const text = {
       ready: `Ready${this.model ? `: ${modelText(this.model)}` : ""}`,
+      asleep: reason || "Asleep: the first answer takes longer.",
       loading: `The model is loading. ${goes} as soon as it is ready.`,
       unavailable: "The model is not available. This page keeps checking.",
       down: "The model cannot be reached. This page keeps checking.",
@@ -74,7 +76,7 @@ export class Panel {
     this.state = this.$("service").dataset.state = state;
     this.$("service").hidden = false;
     this.$("service-text").textContent = text;
-    if (state === "ready") {
+    if (!this.closed()) {
       if (wasClosed && this.isShown) {
         say("The model is ready.");
         alarm("");

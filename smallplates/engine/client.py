@@ -276,11 +276,14 @@ class EngineClient:
         send(self._fds.work_fds[bulk], record(slot, generation))
         if not self._watching:
             self._watching = True
-            self._loop.call_later(WATCH_S, self._watch)
+            self._loop.call_later(0 if memory.is_asleep[0] else WATCH_S, self._watch)
         return future
 
     def _watch(self) -> None:
-        """Wakes the supervisor periodically to check its workers, as long as items are in flight."""
+        """Wakes the supervisor periodically to check its workers, as long as items are in flight.
+
+        If the model is asleep, the supervisor then starts its workers.
+        """
         self._watching = bool(self._futures)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)

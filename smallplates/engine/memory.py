@@ -226,6 +226,8 @@ class Memory:
 
         # engine, written by the supervisor
         self.is_down = self._array("b", 1)  # no worker can start, so requests are refused
+        self.is_asleep = self._array("b", 1)  # no worker runs until the next request
+        self.load_s = self._times(1)  # seconds that loading took the worker that has loaded last
         self.ready_workers = self._array("i", 1)
         self.serving_workers = self._array("i", 1)  # the other ready workers stand by
         self.batch_cap = self._array("i", 1)

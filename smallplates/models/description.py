@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -256,6 +257,9 @@ class ModelDescription(BaseModel):
 
     precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
     """Overrides `SERVING_PRECISION` in the same way."""
+
+    idle_unload_s: NonNegativeFloat | None = None
+    """Overrides `SERVING_IDLE_UNLOAD_S` in the same way; in seconds."""
 
     files: dict[str, Sha256] = {}
     """SHA-256 of each file that the service reads, by its path in the model folder. Graphs for texts and

@@ -3,14 +3,21 @@
 Runs on its own thread, in the web process or in the cluster's parent. That thread also starts every
 worker, because a worker dies with the thread that started it. The thread sleeps until a worker sends a
 status or dies, or until a web process with items in flight asks it to check the workers.
+
+If no request comes for `idle_unload_s`, it ends the workers: the model is asleep. Memory, pipes and
+queue stay, so that web processes notice nothing: a request waits in the queue as usual, and the thread
+starts the workers for it.
 """
 
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
 import time
+
+import numpy as np
 
 from smallplates.engine import topology
 from smallplates.engine.client import NOTICE
@@ -163,6 +170,7 @@ class Supervisor:
                 self._publish_health()
                 self._wait()
                 worker_process.kill_hung(self._processes, self.memory, self._hang_limit, self._log)
+                self._follow_demand()
         except Exception:  # a bug here must not leave the service looking healthy
             self._log.exception("the supervisor failed")
             self._error = "the supervisor failed"
@@ -185,9 +193,10 @@ class Supervisor:
         """Waits for a worker's status or death, a web process's wake-up, the next start or a timeout."""
         running = {p.status_fd: p for p in self._processes if p.popen}
         poll = queue.poll_of((self._wakeup[0], *running))
-        due = [p.start_at for p in self._processes if p.start_at is not None]
+        due = [self._idle_at, *(p.start_at for p in self._processes if p.start_at is not None)]
         due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
-        timeout = max(0.0, min(due) - time.monotonic()) * 1000 + 1 if due else None
+        seconds = max(0.0, min(due) - time.monotonic())
+        timeout = seconds * 1000 + 1 if seconds < math.inf else None
         if self._release_suspects():
             timeout = min(timeout or RETRY_MS, RETRY_MS)
         for fd, _ in poll.poll(timeout):
@@ -195,6 +204,38 @@ class Supervisor:
                 os.read(fd, 4096)
             else:
                 self._read_status(running[fd])
+
+    @property
+    def _idle_at(self) -> float:
+        """Time at which the workers end unless a request comes; infinite if they don't."""
+        limit_s, memory, now = self._settings.idle_unload_s, self.memory, time.monotonic()
+        wanted = [process for process in self._processes if process.is_wanted]
+        if not limit_s or not all(process.ready for process in wanted):
+            return math.inf
+        if any(memory.in_flight):
+            return now + limit_s
+        last = max(np.max(memory.queued_at), np.max(memory.finished_at))
+        return float(max(last, *(process.ready_at for process in wanted))) + limit_s
+
+    def _follow_demand(self) -> None:
+        """Ends the workers if no request has come for long; starts them again for the next one."""
+        if self._idle_at <= time.monotonic():
+            self._fall_asleep()
+        if any(self.memory.in_flight):
+            for process in self._processes:
+                if process.start_at == math.inf:
+                    process.start_at = time.monotonic()
+
+    def _fall_asleep(self) -> None:
+        """Ends all workers; the records that a request may have queued meanwhile stay in the queue."""
+        self._log.info("model asleep", idle_s=self._settings.idle_unload_s)
+        self.memory.is_asleep[0] = True
+        running = [process for process in self._processes if process.popen]
+        worker_process.stop_all(running, self._hang_limit)
+        for process in running:
+            process.popen, process.ready, process.start_at = None, False, math.inf
+            self._suspects.empty_inbox(process.index, killed=True)
+            self.memory.busy_since[process.index] = 0
 
     def _release_suspects(self) -> bool:
         """Queues the next suspect if it may be retried; returns whether a retry is in progress."""
@@ -276,6 +317,7 @@ class Supervisor:
                 if not waiting.is_wanted:
                     waiting.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
+        self.memory.load_s[0] = process.ready_at - process.started_at
         self.memory.busy_since[process.index] = 0
         self.memory.heartbeat[process.index] = process.ready_at
         self._let_serve()
@@ -311,11 +353,12 @@ class Supervisor:
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
+        error, self._error = self._error, None
         self._log.error(
             "an inference worker died",
             worker=process.index,
             exit_code=code,
-            reason=describe_exit(code),
+            reason=f"{describe_exit(code)}: {error}" if error else describe_exit(code),
             restart_in_s=round(process.start_at - now, 1),
         )
         self._suspects.empty_inbox(process.index, killed, process.is_killed_as_hung)
@@ -337,6 +380,10 @@ class Supervisor:
         self.memory.ready_workers[0] = ready
         has_failed = all(p.has_failed for p in self._processes if p.is_wanted)
         self._publish_down(not ready and has_failed and self._startup_over.is_set())
+        if self.memory.is_asleep[0] and (ready or self.memory.is_down[0]):
+            self.memory.is_asleep[0] = False
+            if ready:
+                self._log.info("model awake", load_s=round(self.memory.load_s[0], 1))
 
     def _publish_down(self, is_down: bool) -> None:
         """Publishes whether the engine is down; if that has changed, notifies every web process."""

@@ -66,7 +66,8 @@ class WorkerProcess:
     """Whether the last of `failed_starts` was its own fault, or SIGKILL has ended too many of them."""
 
     start_at: float | None = 0.0
-    """Time of the next start; None while the worker runs, or until it is needed."""
+    """Time of the next start; None while the worker runs, or until it is needed; infinite while it is
+    asleep."""
 
     @property
     def is_wanted(self) -> bool:

@@ -144,6 +144,11 @@ class EngineCollector(Collector):
         depth = gauge("serving_queue_depth", "Inputs that wait for a worker.", labels=MODEL)
         free = gauge("serving_free_slots", "Inputs that the server can still accept.", labels=MODEL)
         ready = gauge("serving_ready_workers", "Workers that can compute batches now.", labels=MODEL)
+        asleep = gauge(
+            "serving_model_asleep",
+            "1 while a model has no workers until the next request.",
+            labels=MODEL,
+        )
         restarts = counter(
             "serving_worker_restarts", "Workers that died and that the server replaced.", labels=MODEL
         )
@@ -158,6 +163,7 @@ class EngineCollector(Collector):
                 (depth, memory.state.tolist().count(State.QUEUED)),
                 (free, memory.free_slots),
                 (ready, memory.serving_workers[0]),
+                (asleep, memory.is_asleep[0]),
                 (restarts, self._restarts_before[model] + memory.restarts[0]),
                 (cap, memory.smallest_cap),
                 (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),
@@ -165,7 +171,7 @@ class EngineCollector(Collector):
                 family.add_metric([model], value)
         for model in self._failed:
             ready.add_metric([model], 0)
-        yield from (depth, free, ready, restarts, cap, full)
+        yield from (depth, free, ready, asleep, restarts, cap, full)
         yield gauge(
             "serving_web_processes",
             "Web processes: they speak HTTP and prepare inputs.",

@@ -191,7 +191,7 @@ def serve_several(stub: StubApi, *models: dict[str, Any]) -> dict[str, str]:
         name = path.removeprefix("/model").removeprefix("/") or models[0]["name"]
         if name not in by_name:
             return error(404, "not_found")
-        if states[name] != "ready":
+        if states[name] not in ("ready", "asleep"):
             return error(503, "unavailable")
         rows = [
             {
@@ -206,8 +206,9 @@ def serve_several(stub: StubApi, *models: dict[str, Any]) -> dict[str, str]:
 
     def answer(asked: Asked) -> Reply:
         name = re.split("[/?]", asked.path)[3 if asked.path.startswith("/v2/") else 2]
-        if states[name] != "ready":
+        if states[name] not in ("ready", "asleep"):
             return error(503, "unavailable")
+        states[name] = "ready"
         return ANSWERS[by_name[name]["task"]](asked)
 
     stub.model, stub.usual, stub.metadata = describe, answer, METADATA

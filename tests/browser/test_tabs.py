@@ -189,6 +189,22 @@ def test_a_model_that_warms_up_opens_by_itself(
     expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
 
 
+def test_a_model_that_is_asleep_says_so_and_answers(
+    open_page: Opener, stub: StubApi, forgetful_url: str
+) -> None:
+    states = serve_several(stub, MODEL, SENTIMENT)
+    states["sentiment"] = "asleep"
+    page = open_page(url=forgetful_url)
+    expect(tab(page, "sentiment (asleep)")).to_be_visible()
+    choose(page, "sentiment")
+    expect(page.locator("#service-text")).to_have_text("Sentiment <asleep>.")
+    expect(page.locator("#alarm")).to_be_empty()
+    page.get_by_label("Your text").fill("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    expect(page.locator("#service-text")).to_contain_text("Ready")
+    expect(tab(page, "sentiment (asleep)")).to_have_count(0)
+
+
 def test_a_model_becomes_ready_in_the_answer_about_another(
     open_page: Opener, stub: StubApi, forgetful_url: str
 ) -> None:

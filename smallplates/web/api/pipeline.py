@@ -90,7 +90,6 @@ class Target(NamedTuple, Generic[C]):
 Find = Target[C] | Callable[[Any], Target[C]]
 """A model that is known before the body, or a function that finds it by the body."""
 
-
 KnownCall = tuple[object, ServedModel, int]
 """What all requests with a certain method and path call: route, model, signature."""
 

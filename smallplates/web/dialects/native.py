@@ -31,7 +31,9 @@ class HealthResponse(BaseModel):
 class ReadyResponse(HealthResponse):
     """Health of the default model, and the state of each model."""
 
-    models: dict[str, str] = Field(description="State of each model: ready, loading or unavailable.")
+    models: dict[str, str] = Field(
+        description="State of each model: ready, asleep, loading or unavailable."
+    )
 
 
 class GpuResponse(BaseModel):
@@ -95,8 +97,10 @@ class ModelState(BaseModel):
 
     name: str
     title: str
-    state: Literal["ready", "loading", "unavailable"]
-    reason: str = Field(description="Why it is not ready; otherwise empty.")
+    state: Literal["ready", "asleep", "loading", "unavailable"] = Field(
+        description="`asleep`: ready, but the next request has to load it first."
+    )
+    reason: str = Field(description="Why it is not ready, or how long loading takes; otherwise empty.")
 
 
 class DefaultModelResponse(ModelResponse):

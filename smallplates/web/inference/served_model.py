@@ -189,9 +189,9 @@ class ServedModel:
             raise UnavailableError("no worker is ready")
 
     def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless a worker is ready."""
+        """Raises DrainingError or UnavailableError unless a worker is ready, or the model is asleep."""
         self.check_open()
-        if not self.ready_workers:
+        if not (self.ready_workers or self.asleep):
             raise UnavailableError("no worker is ready")
 
     def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
@@ -209,6 +209,12 @@ class ServedModel:
     def ready_workers(self) -> int:
         """Number of workers that are ready to compute."""
         return self.client.memory.ready_workers[0]
+
+    @property
+    def asleep(self) -> str:
+        """What clients are told of a model that the next request loads; empty for other models."""
+        memory = self.client.memory
+        return f"asleep: the first answer takes {memory.load_s[0]:.1f} s" if memory.is_asleep[0] else ""
 
     def describe(self) -> dict[str, Any]:
         """Returns the content of `GET /model`."""

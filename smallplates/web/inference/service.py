@@ -269,12 +269,15 @@ class InferenceService:
         (model or self.active).check_ready()
 
     def states(self) -> list[dict[str, str]]:
-        """Returns the name, title and state of each model, and a reason if it is not ready."""
+        """Returns the name, title and state of each model, and a reason unless it is ready."""
         rows = []
         for name, model in self.known.items():
             state, reason = "ready", ""
             try:
-                self.model(name).check_ready()
+                served = self.model(name)
+                served.check_ready()
+                if reason := served.asleep:
+                    state = "asleep"
             except ServingError as error:
                 state, reason = "loading", error.detail
                 if name in self.models or name in self.reasons:

@@ -22,6 +22,7 @@ DASHBOARD = DOCKER / "grafana" / "dashboards" / "smallplates.json"
 ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_cores",
     "serving_free_slots",
+    "serving_model_asleep",
     "serving_queue_depth",
     "serving_ready_workers",
     "serving_web_cpu_seconds_total",

@@ -104,6 +104,22 @@ def test_a_model_that_is_not_ready_is_not_asked(stub: StubApi, client: FlaskClie
     assert not stub.asked
 
 
+@pytest.mark.parametrize("models", [(SENTIMENT,), (MODEL, SENTIMENT)])
+def test_a_model_that_is_asleep_is_asked(
+    stub: StubApi, client: FlaskClient, models: tuple[dict[str, Any], ...]
+) -> None:
+    states = serve_several(stub, *models)
+    states["sentiment"] = "asleep"
+    address = "/status?model=sentiment" if len(models) > 1 else "/status"
+    status = client.get(address).get_json()
+    assert (status["state"], status["reason"]) == ("asleep", "Sentiment <asleep>.")
+    assert ("(asleep)" in client.get("/").text) == (len(models) > 1)
+    if len(models) > 1:
+        assert client.post("/ask?model=sentiment", data={"text": "x"}).status_code == 200
+    states["sentiment"] = "ready"
+    assert client.get(address).get_json()["state"] == "ready"
+
+
 def test_the_service_is_down(stub: StubApi, client: FlaskClient) -> None:
     serve_several(stub, *MODELS)
     stub.down()

@@ -79,8 +79,8 @@ class Repository:
     async def index(self, only_ready: bool, authorization: str) -> list[dict[str, Any]]:
         """Lists every name with its versions, and the folders in the store; reads their descriptions.
 
-        Versions in service are READY. If a key is set, requests without one of the keys see no reasons,
-        and no folders in the store.
+        Versions in service are READY, also if they are asleep, as the reason then says. If a key is set,
+        requests without one of the keys see no reasons, and no folders in the store.
         """
         is_trusted = not self._keys or any(key.accepts(authorization) for key in self._keys)
         rows = await asyncio.to_thread(self._index, only_ready, is_trusted)
@@ -90,7 +90,7 @@ class Repository:
         service = self._service
         rows = []
         for entry in self._catalog.entries.values():
-            rows.append((entry.name, entry.version, "READY", ""))
+            rows.append((entry.name, entry.version, "READY", entry.model.asleep))
             others = service.versions(entry.model.description.name)[:MAX_VERSIONS]
             others = [version for version in others if version != entry.version]
             rows += [(entry.name, other, "UNAVAILABLE", "not loaded") for other in others]
