@@ -7,9 +7,10 @@ which are the same in every web process, from the shared memory.
 import os
 import time
 from collections import Counter as Counting
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,6 +25,7 @@ from smallplates.system import cpus
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+MAX_CLASSES = 100  # of a classifier whose predictions are counted by class: each is a series
 MODEL = ("model",)  # label of metrics that are counted per model
 PROC = Path("/proc")
 WEB = b"smallplates.web.process"
@@ -72,6 +74,11 @@ class Metrics:
             "serving_cancelled", "Requests whose client disconnected before the answer."
         )
         self.expired = counter("serving_expired", "Requests that missed their deadline.")
+        self.predictions = counter(
+            "serving_predictions",
+            f"Answers of a classifier of up to {MAX_CLASSES} classes, by their most probable class.",
+            ["model", "label"],
+        )
 
     def text(self) -> bytes:
         """Returns all series of all web processes in Prometheus' text format."""
@@ -86,7 +93,8 @@ class Metrics:
 class ModelMetrics:
     """The series of one model that each web process counts itself."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, labels: Sequence[str] = ()) -> None:
+        """`labels` are the names of its classes, if it has any."""
         self.decode = metrics.decode.labels(model)
         self.skipped = metrics.skipped.labels(model)
         self.cancelled = metrics.cancelled.labels(model)
@@ -94,6 +102,16 @@ class ModelMetrics:
         self._queue = metrics.queue.labels(model)
         self._infer = metrics.infer.labels(model)
         self._batch_size = metrics.batch_size.labels(model)
+        classes = labels if len(labels) <= MAX_CLASSES else ()
+        self._predictions = {label: metrics.predictions.labels(model, label) for label in classes}
+
+    def count_predictions(self, answers: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+        """Counts each answer's best candidate by its class."""
+        if not self._predictions:
+            return
+        for candidates in answers:
+            if candidates and (counter := self._predictions.get(candidates[0].get("label", ""))):
+                counter.inc()
 
     def observe_item(self, state: int, result: ItemResult | None) -> None:
         """Counts an item that has left the engine, and its batch if the item is the batch's leader."""

@@ -1,5 +1,8 @@
 """Several web processes share one engine, and one that dies or hangs is replaced."""
 
+import base64
+import json
+import re
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +24,7 @@ from tests.e2e.services import (
     programs,
 )
 from tests.fake.backend import command
+from tests.fake.model import write_model
 from tests.http_load import send_all
 from tests.servers import metric, wait_for
 
@@ -38,6 +42,40 @@ def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -
         for _ in range(2):
             assert metric(url, "serving_batch_size_sum") == 500
             assert metric(url, "serving_free_slots") == 10
+
+
+@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_classes_are_counted_if_there_are_few(
+    fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    for name, classes in (("few", 100), ("many", 101)):
+        write_model(tmp_path / name, "1", prefix="class ", classes=classes)
+        path = tmp_path / name / "model.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"name": name, "aliases": {}}))
+    models = f"{tmp_path / 'few'},{tmp_path / 'many'}"
+    settings = {"models": models, "web_processes": web_processes, "instances": "1"}
+    with fake_service(fake_settings, **settings) as (url, _):
+
+        def counted() -> dict[str, float]:
+            text = requests.get(f"{url}/metrics", timeout=10).text
+            found = re.findall(
+                r'^serving_predictions_total\{label="(.*)",model="few"\} (.*)$', text, re.M
+            )
+            assert 'label="class 0",model="many"' not in text
+            return {label: float(count) for label, count in found}
+
+        assert (len(counted()), sum(counted().values())) == (100, 0)
+        for index in (7, 7, 99, 7, 0):
+            assert predict(url, command(class_index=index)).status_code == 200
+        wait_for(lambda: requests.get(f"{url}/v2/models/many/ready", timeout=10).status_code == 200)
+        many = requests.post(f"{url}/predict/many", data=command(class_index=7), timeout=30)
+        assert many.json()["prediction"] == "class 7"
+        picture = base64.b64encode(command(class_index=42)).decode()
+        both = requests.post(f"{url}/predict", json={"image": picture}, timeout=30)
+        assert both.json()["prediction"] == "class 42"
+        assert predict(url, b"no picture").status_code == 400
+        nonzero = {label: count for label, count in counted().items() if count}
+        assert nonzero == {"class 0": 1, "class 7": 3, "class 42": 1, "class 99": 1}
 
 
 def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(

@@ -131,7 +131,6 @@ class ServedModel:
         self.draining = False
         """Whether new requests are refused because the service is shutting down."""
 
-        self._metrics = ModelMetrics(metrics, self.description.name)
         self._threads = threads
         self._traffic = traffic
         self._preparation_s = 0.0  # moving average of the CPU time that preparing an input takes
@@ -139,6 +138,7 @@ class ServedModel:
         self._requests = 0
         self._left: asyncio.Event | None = None
         self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
+        self._metrics = ModelMetrics(metrics, self.description.name, self.task.labels)
         self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
         cores, on_gpu = cpus.usable(), self.report.on_gpu
         fastest = max(size / ms for size, ms in self.report.batch_ms.items())
@@ -293,7 +293,9 @@ class ServedModel:
         timings = admission.finish(results, self.description.version, truncated)
         tokens = [prepared[place].tokens for place in places]
         timings.tokens = sum(tokens)
-        return Answer(self.task, [candidates[place] for place in places], [], timings, tokens)
+        answers = [candidates[place] for place in places]
+        self._metrics.count_predictions(answers)
+        return Answer(self.task, answers, [], timings, tokens)
 
     async def infer(
         self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
