@@ -236,9 +236,11 @@ def protocols_table() -> str:
         )
         for kind in (*KINDS, PYTHON)
     }
+    texts = {kind.name for kind in KINDS if any(f.is_list and f.required for f in kind.load().request)}
     rows = [
-        [title, *(", ".join(way for way in ways[task] if way in known) or "no" for task in ways)]
-        for title, known in PROTOCOLS.values()
+        [title, *(", ".join(way for way in shown if way in known) or "no" for shown in by_task)]
+        for name, (title, known) in PROTOCOLS.items()
+        for by_task in [[ways[task][task in texts and name == "tfserving" :] for task in ways]]
     ]
     return table(["protocol", *(f"`{task}`" for task in ways)], rows)
 

@@ -20,7 +20,8 @@ from tests.conftest import started
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 PYTHON = {"own": "Obedient", "numbers": "Numbers", "squares": "Squares"}
-MODELS = ("food11", "sentiment", "reader", *PYTHON, "sums", "places", "twice")
+TEXTS = ("sentiment", "reader", "vectors", "ranker")
+MODELS = ("food11", *TEXTS, *PYTHON, "sums", "places", "twice")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ def every_task(folder: Path) -> Iterator[Service]:
     """Runs a service of MODELS, made in this folder; a text has at most 64 tokens."""
     exports.saved(folder / "export-1", exports.word_piece(), {}, names=TOKENS)
     exports.asked(folder / "reader", exports.word_piece(), {}, names=TOKENS)
+    exports.encoded(folder / "vectors", exports.word_piece(), {}, names=TOKENS)
+    exports.modules(
+        folder / "vectors", ("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {})
+    )
+    exports.ranked(folder / "ranker", exports.word_piece(), {}, names=TOKENS)
     for name, task in PYTHON.items():
         described = {"name": name, "version": "1", "task": f"tests.fake.python_task:{task}"}
         write_description(folder / name, described)
@@ -73,7 +79,7 @@ def every_task(folder: Path) -> Iterator[Service]:
     graphs.saved(doubles(), folder)
     (folder / "model.onnx").rename(folder / "twice.onnx")
     models = [str(Settings().model_dir), f"sentiment={folder}/export-1"]
-    models += [str(folder / name) for name in ("reader", *PYTHON, "sums", "places", "twice.onnx")]
+    models += [str(folder / name) for name in (*TEXTS[1:], *PYTHON, "sums", "places", "twice.onnx")]
     port = servers.free_port()
     more = {"SERVING_MODELS": ",".join(models), "SERVING_INSTANCES": "1", "SERVING_QUEUE_SIZE": "32"}
     with started("fastapi_onnx", SERVING_TCP_PORT=str(port), **more) as (url, grpc):

@@ -20,7 +20,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.models.tensors import Array
 from tests import exports, pictures, servers
 from tests.e2e.services import ask, check_one_sentence, ended
-from tests.e2e.tasks import MODELS, PYTHON, TOKENS, Service
+from tests.e2e.tasks import MODELS, PYTHON, TEXTS, TOKENS, Service
 
 TEXT, READER, OWN = "/predict/sentiment", "/predict/reader", "/predict/own"
 QUESTION, CONTEXT, START, END = "what was cold", "Été \U0001f600: the warm soup", 11, 20
@@ -28,6 +28,19 @@ ASKED = {"question": QUESTION, "context": CONTEXT}
 ROW = {"QUESTION": QUESTION, "CONTEXT": CONTEXT, "ALLOW_NO_ANSWER": True}
 SPAN = {"answer": "warm soup", "start": START, "end": END}
 LONG = "bread " * 5000
+VECTORS, RANKER = "/predict/vectors", "/predict/ranker"
+PAIRS = {"query": "bread", "texts": ["awful", "soup", "wonderful", "awful"]}
+TOO_MANY = 10_000
+
+
+def vector(text: str, dimensions: int = 4, length: float | None = 1) -> Any:
+    """The vector of a text; `length` None keeps its own."""
+    ids = exports.word_piece().encode(text).ids
+    states = exports.states(exports.word_piece())[ids] * np.arange(1, len(ids) + 1)[:, None]
+    mean = states.mean(0)[:dimensions]
+    scaled = mean if length is None else mean / np.linalg.norm(mean) * length
+    return pytest.approx(scaled.tolist(), abs=1e-4)
+
 
 ANSWERS: list[tuple[str, Any, Any]] = [
     (f"{TEXT}?top_k=3", {"text": "awful"}, {"top": [{"label": label} for label in exports.LABELS]}),
@@ -44,6 +57,31 @@ ANSWERS: list[tuple[str, Any, Any]] = [
     (f"{READER}?top_k=20", {**ASKED, "context": "a" * 200_000 + " warm soup"}, {"start": 200_001}),
     (READER, {**ASKED, "context": "bread " * 20 + "warm soup and"}, {"start": 120}),
     (READER, {**ASKED, "context": "bread " * 250 + "warm soup and"}, {"start": 1500}),
+    (VECTORS, {"text": "warm soup"}, {"embedding": vector("warm soup")}),
+    (VECTORS, b"warm soup", {"embedding": vector("warm soup")}),
+    (
+        VECTORS,
+        {"text": ["warm", "soup", "warm"] * 20, "dimensions": 3, "normalize": False},
+        [{"embedding": vector(text, 3, None)} for text in ("warm", "soup", "warm") * 20],
+    ),
+    (
+        VECTORS,
+        {"text": LONG, "truncate": True, "prompt_name": None},
+        {"embedding": vector("bread " * 62)},
+    ),
+    ("/predictions/vectors", b"warm", {"embedding": vector("warm")}),
+    (
+        "/v1/models/vectors:predict",
+        {"inputs": ["warm", "soup"]},
+        {"outputs": [vector("warm"), vector("soup")]},
+    ),
+    (RANKER, PAIRS, {"ranking": [{"index": index} for index in (2, 1, 0, 3)]}),
+    (f"{RANKER}?top_k=2", PAIRS, {"ranking": [{"index": 2}, {"index": 1}]}),
+    (
+        RANKER,
+        {**PAIRS, "texts": ["soup"] * 1000, "raw_scores": True},
+        {"ranking": [{"index": index, "score": pytest.approx(0, abs=1e-6)} for index in range(1000)]},
+    ),
     (OWN, {"number": 7, "length": 3}, {"number": 7, "text": "1 cpuxxx"}),
     ("/predictions/own", {"number": 3}, {"number": 3, "text": "1 cpu"}),
     (
@@ -171,6 +209,46 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
         (READER, body, JSON, 400, "invalid_json")
         for body in (b"", b'{"question": "a", "context": "\xff"}', b'{"question": "a", "context": "b')
     ),
+    *(
+        (VECTORS, {"text": "warm", **fields}, None, 422, words)
+        for fields, words in (
+            ({"dimensions": 0}, "dimensions must be from 1 to 4, not 0"),
+            ({"dimensions": 5}, "dimensions must be from 1 to 4, not 5"),
+            ({"dimensions": 2**64}, "dimensions"),
+            ({"dimensions": 1.5}, "dimensions"),
+            ({"dimensions": [2]}, "dimensions"),
+            ({"normalize": "yes"}, "normalize"),
+            ({"prompt_name": "query"}, "no prompt 'query'"),
+            ({"truncation_direction": "up"}, "left or right"),
+        )
+    ),
+    (VECTORS, b'{"text": "a", "dimensions": NaN}', JSON, 400, "invalid_json"),
+    (VECTORS, b'{"text": [[[["a"]]]]}', JSON, 422, "invalid_request"),
+    (VECTORS, b'{"text": [%s""]}' % (b'"",' * 1_000_000), JSON, 422, "16384 elements"),
+    (VECTORS, {"text": [""] * TOO_MANY}, None, 422, "1 to 4096 inputs"),
+    (VECTORS, {"text": ["warm", "soup", "warm", LONG, "warm"]}, None, 413, "element 3: the text has"),
+    (
+        VECTORS,
+        {"text": ["warm", "warm", "\ud83d"]},
+        None,
+        400,
+        "an unpaired UTF-16 surrogate",
+    ),
+    (RANKER, {**PAIRS, "texts": []}, None, 422, "texts may have 1 to "),
+    (RANKER, {**PAIRS, "texts": "warm"}, None, 422, "invalid_request"),
+    (RANKER, {**PAIRS, "texts": [["warm"]]}, None, 422, "invalid_request"),
+    (RANKER, {**PAIRS, "texts": ["warm", None]}, None, 422, "invalid_request"),
+    (RANKER, {**PAIRS, "query": " "}, None, 400, "the query is empty"),
+    (
+        RANKER,
+        {**PAIRS, "texts": ["warm", "\udfff"]},
+        None,
+        400,
+        "an unpaired UTF-16 surrogate",
+    ),
+    (RANKER, {**PAIRS, "texts": ["warm", LONG]}, None, 413, "text_too_long"),
+    (RANKER, {**PAIRS, "texts": ["a" * 8000] * 2000}, None, 413, "the texts have 16000000 bytes"),
+    (RANKER, {**PAIRS, "texts": ["a"] * TOO_MANY}, None, 422, "texts may have 1 to "),
     (OWN, {"number": 7, "does": "refuse"}, None, 400, "7 is refused"),
     (OWN, {"number": 7, "does": "refuse late"}, None, 400, "7 is refused late"),
     (OWN, {"number": 7, "does": "fail"}, None, 500, "internal_error"),
@@ -213,6 +291,13 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
     ),
     ("/v1/models/own:predict", {"inputs": {"NUMBER": [1, 2], "LENGTH": [1]}}, None, 400, "error"),
     ("/v1/models/own:predict", {"inputs": {"NUMBER": []}}, None, 400, "error"),
+    (
+        "/v1/models/ranker:predict",
+        {"inputs": {"QUERY": ["a"], "TEXTS": [["b"]]}},
+        None,
+        400,
+        "a list of",
+    ),
     ("/v1/models/sums:predict", {"instances": [{"a": [1, 2]}]}, None, 400, "b is missing"),
 ]
 """Path, body, Content-Type of bytes, status, and what the answer names."""
@@ -271,6 +356,16 @@ TRITON: list[tuple[str, dict[str, Array], dict[str, Any]]] = [
         "reader",
         {"QUESTION": texts(*[QUESTION] * 9), "CONTEXT": texts(*["bread " * 300 + "warm soup"] * 9)},
         {"ANSWER": [[b"warm soup"]] * 9},
+    ),
+    (
+        "vectors",
+        {"TEXT": texts("warm", "soup"), "DIMENSIONS": np.array([[2], [2]])},
+        {"EMBEDDING": [vector("warm", 2), vector("soup", 2)]},
+    ),
+    (
+        "ranker",
+        {"QUERY": texts("bread")[0], "TEXTS": texts("awful", "warm")[:, 0]},
+        {"INDEX": [1], "SCORE": [pytest.approx(1 / (1 + np.exp(-10 * 12 / 5)), abs=1e-5)]},
     ),
     ("own", {"NUMBER": np.array([[9]])}, {"NUMBER": [[9]], "TEXT": [[b"1 cpu"]]}),
     ("own", {"NUMBER": np.array([3, 4]), "PADDING": texts("é", "b,c")[:, 0]}, {"NUMBER": [3, 4]}),
@@ -446,7 +541,7 @@ def test_each_is_described(tasks: Service, name: str) -> None:
 def test_every_model_has_examples_in_swagger_that_are_answered(tasks: Service) -> None:
     paths = tasks.get("/openapi.json")["paths"]
     named = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
-    assert named == {"food11", "sentiment", "reader", *PYTHON}
+    assert named == {"food11", *TEXTS, *PYTHON}
     assert {f"/model/{name}" for name in MODELS} <= set(paths)
     calls = []
     for name in named - {"squares"}:  # declares no example

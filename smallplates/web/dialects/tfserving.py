@@ -261,7 +261,9 @@ def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> No
 
 
 def example(entry: CatalogEntry) -> Any:
-    """Returns the body of a call with a model's example; None if it has none."""
+    """Returns the body of a call with a model's example; None if it has none, or has a list of texts."""
+    if any(spec.is_text and spec.dims != (1,) for spec in entry.inputs):
+        return None
     row = {
         spec.name: row_value(spec, value[0] if entry.is_batched and spec.field is None else value)
         for spec, _, value in example_values(entry)

@@ -16,7 +16,14 @@ from tests.unit.cli.stand_in_hub import REPOSITORY, TOKEN, Hub
 pytestmark = pytest.mark.slow
 
 FILES = {
+    "1_Pooling/config.json": b'{"a": 2}',
+    "2_Dense/config.json": b'{"a": 3}',
+    "2_Dense/model.safetensors": b"weights of a layer",
+    "2_Dense/pytorch_model.bin": b"the same as a pickle",
     "config.json": b'{"a": 1}',
+    "config_sentence_transformers.json": b'{"a": 4}',
+    "modules.json": b"[]",
+    "sentence_bert_config.json": b'{"a": 5}',
     "tokenizer.json": b"{}",
     "README.md": b"# Mood",
     "model.safetensors": b"weights of PyTorch",
@@ -25,6 +32,7 @@ FILES = {
     "onnx/model.onnx_data": b"its weights",
     "onnx/model_fp16.onnx": b"another graph",
     "onnx/model_quantized.onnx": b"a graph in int8",
+    "onnx/model_quantized.onnx_data": b"its weights in int8",
     "training_args.bin": b"a pickle",
 }
 ONLINE = {"HF_HUB_OFFLINE": "0"}  # whatever other tests have left in the environment
@@ -65,7 +73,9 @@ def fetch(
 def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path) -> None:
     folder = Path(fetch(tmp_path, server.url, REPOSITORY))
     graph = "onnx/model.onnx"
-    wanted = ["config.json", graph, f"{graph}.data", f"{graph}_data", "tokenizer.json"]
+    wanted = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    wanted += ["config.json", "config_sentence_transformers.json", "modules.json"]
+    wanted += [graph, f"{graph}.data", f"{graph}_data", "sentence_bert_config.json", "tokenizer.json"]
     assert sorted(server.asked) == wanted
     assert folder.is_relative_to(tmp_path)
     assert [(folder / name).read_bytes() for name in wanted] == [FILES[name] for name in wanted]
@@ -74,7 +84,7 @@ def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path)
     assert Path(fetch(tmp_path, server.url, REPOSITORY, HF_HUB_OFFLINE="1")) == folder
     assert server.asked == []
     fetch(tmp_path, server.url, REPOSITORY, "onnx", "int8")
-    assert server.asked == ["onnx/model_quantized.onnx"]
+    assert sorted(server.asked) == ["onnx/model_quantized.onnx", "onnx/model_quantized.onnx_data"]
     server.asked.clear()
     fetch(tmp_path, server.url, REPOSITORY, "pt")
     assert server.asked == ["model.safetensors"]
