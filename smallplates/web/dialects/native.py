@@ -64,7 +64,8 @@ class ModelResponse(BaseModel):
     example: Any = Field(description="A request in JSON; null if the model has none.")
     limits: dict[str, int] = Field(
         description="Limits of a request: `request_bytes` and, depending on the task, "
-        "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`."
+        "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`, `texts`, "
+        "`texts_bytes`."
     )
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json
