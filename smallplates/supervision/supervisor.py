@@ -233,9 +233,11 @@ class Supervisor:
         running = [process for process in self._processes if process.popen]
         worker_process.stop_all(running, self._hang_limit)
         for process in running:
-            process.popen, process.ready, process.start_at = None, False, math.inf
+            process.popen, process.start_at = None, math.inf
+            process.ready = process.serving = False
             self._suspects.empty_inbox(process.index, killed=True)
             self.memory.busy_since[process.index] = 0
+        self._let_serve()
 
     def _release_suspects(self) -> bool:
         """Queues the next suspect if it may be retried; returns whether a retry is in progress."""

@@ -28,7 +28,8 @@ SEVEN = command(class_index=7)
 
 def is_asleep(url: str, server: psutil.Process) -> bool:
     """Whether the service says so, and has no worker."""
-    return metric(url, "serving_model_asleep") == 1 and not programs(server, WORKER)
+    figures = [metric(url, f"serving_{name}") for name in ("model_asleep", "ready_workers")]
+    return figures == [1, 0] and not programs(server, WORKER)
 
 
 def get(url: str, path: str) -> Any:
