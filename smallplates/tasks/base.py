@@ -123,7 +123,7 @@ class Task:
     """Whether a JSON body is passed on unparsed, as the field JSON_BODY."""
 
     list_fields: tuple[str, ...] = ()
-    """Names of fields that may be lists in a JSON body, to send several requests at once."""
+    """Names of fields that may be lists in JSON, or repeated in a form, to send several requests."""
 
     media_types: tuple[str, ...] = ()
     """Prefixes of the content types with which a body is the value of `body_field`."""

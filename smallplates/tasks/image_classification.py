@@ -40,6 +40,7 @@ class ImageClassification(Classification):
     request_signature, tensor_signature = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
     request = tuple(replace(field, is_image=True) for field in fields_of(request_schema))
+    list_fields = ("image",)
     media_types = ("image/",)
     form_fields = ("image", "file")
     example_type = "image/jpeg"

@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,6 +64,46 @@ def test_every_way_in_gives_the_same_answer(backend_url: str) -> None:
     for scores in others:  # workers may differ in the last digits: they choose the fastest kernels
         assert [label for label, _ in scores] == [label for label, _ in first]
         assert [p for _, p in scores] == pytest.approx([p for _, p in first], abs=1e-5)
+
+
+def ways_to_send(photos: Sequence[bytes]) -> dict[str, dict[str, Any]]:
+    """Returns the ways to send several photos in one request."""
+    files = [("image" if index % 2 else "file", photo) for index, photo in enumerate(photos)]
+    return {
+        "json": {"json": {"image": [base64.b64encode(photo).decode() for photo in photos]}},
+        "form": {"files": [(name, ("photo.jpg", photo)) for name, photo in files]},
+    }
+
+
+@pytest.mark.parametrize("way", ["json", "form"])
+def test_several_photos_get_a_list_of_answers(backend_url: str, way: str) -> None:
+    photos = [make() for make in pictures.READABLE.values()][:12]
+    url = f"{backend_url}/predict?top_k=2"
+    wanted = [requests.post(url, data=photo, timeout=30).json() for photo in photos]
+    response = requests.post(url, **ways_to_send(photos)[way], timeout=30)
+    assert response.status_code == 200, response.text
+    assert [answer["prediction"] for answer in response.json()] == [one["prediction"] for one in wanted]
+    for answer, one in zip(response.json(), wanted, strict=True):
+        assert answer["probability"] == pytest.approx(one["probability"], abs=1e-4)
+        assert [score["label"] for score in answer["top"]] == [score["label"] for score in one["top"]]
+    assert len({one["probability"] for one in wanted}) > 6  # so that the order shows
+
+
+@pytest.mark.parametrize("way", ["json", "form"])
+@pytest.mark.parametrize(
+    ("make", "status", "code"),
+    [
+        (pictures.UNREADABLE["PNG truncated"], 400, "invalid_image"),
+        (pictures.TOO_LARGE["just over"], 413, "image_too_large"),
+    ],
+)
+def test_one_bad_photo_fails_the_request_and_its_place_is_named(
+    backend_url: str, way: str, make: Callable[[], bytes], status: int, code: str
+) -> None:
+    sent = ways_to_send([PHOTO, PHOTO, PHOTO, make(), PHOTO])[way]
+    response = requests.post(f"{backend_url}/predict", **sent, timeout=30)
+    check_error(response, status, code)
+    assert response.json()["detail"].startswith("element 3: the image ")
 
 
 def test_top_k_is_sorted_and_complete(backend_url: str) -> None:
@@ -130,9 +171,10 @@ BODIES: dict[tuple[int, str], list[Any]] = {
         *(b"", b"{", b"nonsense", b'{"image": "abc', b"\xff\xfe", b"[" * 100_000, b'{"image": NaN?}')
     ],
     (400, "invalid_text"): [b'{"image": "\\ud800"}'],
-    (400, "invalid_base64"): [{"image": text} for text in NOT_BASE64],
+    (400, "invalid_base64"): [{"image": image} for text in NOT_BASE64 for image in (text, [text])],
     (422, "invalid_request"): [
-        *(b"null", b"1", b'"text"', [], {}, {"image": None}, {"image": 1}, {"image": ["a"]}),
+        *(b"null", b"1", b'"text"', [], {}, {"image": None}, {"image": 1}, {"image": [1]}),
+        *({"image": []}, {"image": [""]}, {"image": [[ENCODED]]}, {"image": ["YQ=="] * 4097}),
         *({"img": "a"}, {"image": ""}, {"image": {"b64": ENCODED}}, [{"image": ENCODED}]),
         *({"image": ENCODED, "topk": 2}, {"image": ENCODED, "top_k": 12}),
     ],
@@ -145,7 +187,7 @@ FORMS = [
     PART + b'; filename="f"\r\n\r\n\xff',
     PART.replace(b"image", b"x") + b'; filename="f"\r\n\r\n1\r\n--b--',
     PART.replace(b' name="image"', b"") + b'; filename="f"\r\n\r\n1\r\n--b--\r\n',
-    (PART + b'; filename="f"\r\n\r\n1\r\n') * 2 + b"--b--\r\n",
+    (PART + b'; filename="f"\r\n\r\n1\r\n') * 257 + b"--b--\r\n",
     b"--b\r\n" + b"A: b\r\n" * 1000 + b"\r\n1\r\n--b--\r\n",
     (PART + b"\r\n\r\n\r\n") * 100 + b"--b--",
 ]

@@ -43,6 +43,21 @@ def test_every_way_in_gives_the_five_best(backend_url: str) -> None:
         assert list(answer.json().values()) == pytest.approx(list(wanted.values()), abs=1e-4)
 
 
+def test_a_form_that_repeats_data_gets_a_list(backend_url: str) -> None:
+    photos = [make() for make in pictures.READABLE.values()][:5]
+    wanted = [requests.post(backend_url + URL, data=photo, timeout=30).json() for photo in photos]
+    files = [("data", (None if index else "photo", photo)) for index, photo in enumerate(photos)]
+    answer = requests.post(backend_url + URL, files=files, timeout=30)
+    assert answer.status_code == 200, answer.text
+    for scores, single in zip(answer.json(), wanted, strict=True):
+        assert list(scores) == list(single)
+        assert list(scores.values()) == pytest.approx(list(single.values()), abs=1e-4)
+    files[3] = ("data", ("photo", b"no picture"))
+    refused = requests.post(backend_url + URL, files=files, timeout=30)
+    check_error(refused, 400, "BadRequestException")
+    assert refused.json()["message"].startswith("element 3: ")
+
+
 def test_ping_and_models(backend_url: str) -> None:
     assert requests.get(f"{backend_url}/ping", timeout=10).json() == {"status": "Healthy"}
     models = requests.get(f"{backend_url}/models", timeout=10).json()["models"]

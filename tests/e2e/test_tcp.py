@@ -1,7 +1,9 @@
 """The TCP front-end: real sockets, a fake backend, and clients that mean no good."""
 
 import asyncio
+import base64
 import contextlib
+import json
 import random
 import re
 import socket
@@ -149,6 +151,20 @@ def test_answers_are_those_of_http(onnx: Service) -> None:
     assert set(answer.content["ms"]) == {"decode", "queue", "infer", "total"}
     assert "top" not in plain.content
     assert onnx.answered(200, "ok") == 2
+
+
+def test_several_photos_get_a_list(onnx: Service) -> None:
+    photos = [make() for make in pictures.READABLE.values()][:5]
+    sent = [base64.b64encode(photo).decode() for photo in photos]
+    with onnx.connect() as client:
+        wanted = [client.predict(photo).content["prediction"] for photo in photos]
+        body = json.dumps({"image": sent}).encode()
+        answer = client.predict(body, content_type="application/json")
+        assert [one["prediction"] for one in answer.content["answer"]] == wanted
+        bad = json.dumps({"image": [*sent, "YWJj"]}).encode()
+        refused = client.predict(bad, content_type="application/json")
+    assert (refused.status, refused.content["code"]) == (400, "invalid_image")
+    assert refused.content["detail"].startswith("element 5: ")
 
 
 @pytest.fixture

@@ -180,9 +180,12 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
         content |= {task.example_type: BINARY, "application/octet-stream": BINARY}
     if task.form_fields:
         name, k = task.form_fields[0], top_k(task.most_candidates)
+        file: Schema = BINARY["schema"]
+        if task.body_field and task.body_field.name in task.list_fields:
+            file = {"type": "array", "items": file, "minItems": 1}
         form = {
             "type": "object",
-            "properties": {name: {"type": "string", "format": "binary"}, TOP_K: k},
+            "properties": {name: file, TOP_K: k},
             "required": [name],
         }
         content["multipart/form-data"] = {"schema": form}

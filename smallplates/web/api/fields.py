@@ -6,11 +6,11 @@ If a request needs only one field, a client may also send it as a form field or 
 import codecs
 import re
 from base64 import urlsafe_b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from encodings import normalize_encoding
 from encodings.aliases import aliases as encodings
-from functools import cache
-from typing import Annotated, Any
+from functools import cache, partial
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -23,6 +23,7 @@ from smallplates.errors import (
     InvalidRequestError,
     InvalidTensorError,
     InvalidTextError,
+    RequestError,
     UnsupportedMediaTypeError,
 )
 from smallplates.tasks.base import JSON_BODY, Field, Fields, Task
@@ -30,13 +31,17 @@ from smallplates.web.http.body import (
     BOM,
     MAX_PARTS,
     SYNTAX,
+    FormPart,
     decode_json,
     dump_json,
+    files_of,
     form_parts,
-    only_file,
     parsed_content_type,
 )
+from smallplates.web.inference.served_model import check_count
 
+T = TypeVar("T")
+R = TypeVar("R")
 JSON, BYTES = b"application/json", b"application/octet-stream"
 MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
 IS_FORM = re.compile(rb"[\w.%+-]++=[^\0]*+\Z|[^\s=%+]*+[%+][^\s=]*+\Z")
@@ -62,6 +67,9 @@ MAX_ELEMENTS, MAX_IDS = 16 * 1024, 256 * 1024
 """Maximum number of list elements in a body, and of such that may be token ids; more are refused before
 they are built."""
 
+INLINE_BYTES = 1024 * 1024
+"""Size of the largest body that is read on the event loop."""
+
 NotEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -75,23 +83,24 @@ def fields_from_body(
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
     Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
-    If `native`, TOP_K may be a field, too (in multipart forms a list of texts), unknown fields are
-    refused, and the task's `list_fields` may be lists in JSON. `aliases` are further names of
-    `body_field` in a form; with them, an unknown content type means the same as none. Raises
-    RequestError.
+    The task's `list_fields` may be lists: of JSON, or of what a form repeats. If `native`, TOP_K may be
+    a field, too (in multipart forms a list of texts), and unknown fields are refused. `aliases` are
+    further names of `body_field` in a form; with them, an unknown content type means the same as none.
+    Raises RequestError.
     """
     single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
-    default = (BYTES if single else JSON).decode()
-    kind, options = parsed_content_type(content_type or default)
+    kind, options = parsed_content_type(content_type or default_type(task))
     more: Fields = {}
     if kind == MULTIPART and single and names:
         parts = form_parts(body, options.get(b"boundary"))
         if native:
             check_names("field", [part.name for part in parts], [*names, TOP_K])
             more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
-        part = only_file(parts, names, nameless=lenient)
+        part, *others = files_of(parts, names, lenient, several=single.name in task.list_fields)
+        if others:
+            return {single.name: [*each(partial(value_of_part, single), [part, *others])], **more}
         body, lenient = part.content, True
-        kind, options = parsed_content_type(part.content_type or default)
+        kind, options = parsed_content_type(part.content_type or default_type(task))
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if kind == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
         return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
@@ -110,6 +119,30 @@ def fields_from_body(
     raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {kind.decode('latin-1')[:80]!r}")
 
 
+def default_type(task: Task) -> str:
+    """Returns the content type of a body that has none."""
+    return (BYTES if task.body_field else JSON).decode()
+
+
+def value_of_part(field: Field, part: FormPart) -> bytes | str:
+    """Returns the value of a field in one of several files of a form. Raises RequestError."""
+    kind, options = parsed_content_type(part.content_type or BYTES.decode())
+    if kind in (JSON, URLENCODED):
+        raise UnsupportedMediaTypeError(f"send {kind.decode()} alone: the form has several files")
+    charset = options.get(b"charset", b"utf-8").decode("latin-1")
+    return part.content if field.is_bytes else text_of(part.content, charset)
+
+
+def inline_bytes(task: Task, content_type: str | None) -> int:
+    """Returns the size of the largest body of this type to read on the event loop.
+
+    It is small only for JSON and forms that may be lists of texts. Base64 and files are long, not many.
+    """
+    kind = (content_type or default_type(task)).lower()
+    lists_texts = any(field.name in task.list_fields and not field.is_bytes for field in task.request)
+    return task.inline_limit if lists_texts and ("json" in kind or "form" in kind) else INLINE_BYTES
+
+
 def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) -> bytes:
     """Returns a urlencoded form as JSON: texts as they are, values of other types are JSON already.
 
@@ -120,24 +153,26 @@ def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) ->
         raise InvalidRequestError(text)
     fields = {field.name: field for field in (*task.request, TOP_K_FIELD)}
     fields |= {name: task.body_field for name in names if task.body_field}
-    content: dict[str, Any] = {}
+    content: dict[str, list[Any]] = {}
     for pair in parse_qsl(body.decode("latin-1"), keep_blank_values=True, encoding="latin-1"):
         name, text = (text_of(part.encode("latin-1"), charset) for part in pair)
         field = fields.get(name, Field(name, "BYTES"))
-        if field.name in content:
-            raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
         is_text = field.datatype == "BYTES" and not (field.is_list or field.is_json)
         text = text.replace(" ", "+") if field.is_bytes else text  # base64 as it was before decoding
         label = f"field {name[:80]!r}"
-        content[field.name] = text if is_text else decode_json(SYNTAX, text.encode(), label)
-    return msgspec.json.encode(content)
+        if field.name in content and field.name not in task.list_fields:
+            raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
+        value = text if is_text else decode_json(SYNTAX, text.encode(), label)
+        content.setdefault(field.name, []).append(value)
+    given = {name: values if len(values) > 1 else values[0] for name, values in content.items()}
+    return msgspec.json.encode(given)
 
 
 def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     """Finds the fields in a JSON object; see `fields_from_body`. Raises RequestError."""
     if task.takes_json:
         return {JSON_BODY: body.removeprefix(BOM)}
-    names = task.list_fields if native else ()
+    names = task.list_fields if b"[" in body else ()
     if names:
         check_elements(body)
     fields = (*task.request, TOP_K_FIELD) if native else task.request
@@ -148,10 +183,25 @@ def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
             error.detail += f"; known are {', '.join(field.name for field in fields)}"
         raise
     return {
-        field.name: from_base64(value) if field.is_bytes else value
+        field.name: bytes_of(value) if field.is_bytes else value
         for field in fields
         if (value := getattr(request, field.name)) is not None
     }
+
+
+def bytes_of(value: str | list[str]) -> bytes | list[bytes]:
+    """Decodes base64, or a list of it. Raises InvalidBase64Error."""
+    return from_base64(value) if isinstance(value, str) else [*each(from_base64, value)]
+
+
+def each(read: Callable[[T], R], elements: Iterable[T]) -> Iterator[R]:
+    """Yields what `read` returns for each element; a RequestError begins with the element's place."""
+    for index, element in enumerate(elements):
+        try:
+            yield read(element)
+        except RequestError as error:
+            error.detail = f"element {index}: {error.detail}"
+            raise
 
 
 def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
@@ -160,11 +210,11 @@ def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
         raise InvalidRequestError(f"unknown {kind} {unknown[0][:80]!r}; known are {', '.join(known)}")
 
 
-def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
+def rows_of(task: Task, fields: Fields, most: int) -> list[Fields] | None:
     """Splits lists of values into one set of fields per request; returns None if there are no lists.
 
-    Other fields are the same for all requests.
-    Raises InvalidRequestError unless all given `list_fields` of the task are lists of the same length.
+    Other fields are the same for all requests. Raises InvalidRequestError unless all given `list_fields`
+    of the task are lists of the same length, from 1 to `most`.
     """
     columns = {name: fields[name] for name in task.list_fields if name in fields}
     if not any(isinstance(value, list) for value in columns.values()):
@@ -172,6 +222,7 @@ def rows_of(task: Task, fields: Fields) -> list[Fields] | None:
     lengths = {len(value) if isinstance(value, list) else None for value in columns.values()}
     if len(lengths) > 1:
         raise InvalidRequestError(f"{' and '.join(columns)} must be lists of the same length")
+    check_count(lengths.pop() or 0, most)
     rows = zip(*columns.values(), strict=True)
     return [{**fields, **dict(zip(columns, row, strict=True))} for row in rows]
 

@@ -21,6 +21,8 @@ from starlette.requests import ClientDisconnect
 
 from smallplates.errors import DeadlineExceededError, InvalidRequestError, UnauthorizedError
 from smallplates.models.tensors import Array
+from smallplates.tasks.base import Fields
+from smallplates.web.api.fields import rows_of
 from smallplates.web.http.body import LARGE, Body, BodyReader, decode_json
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions, ServedModel
@@ -73,6 +75,10 @@ class Call:
     is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
     respond: "Respond | None" = None  # formats the answer of a path that several protocols may share
 
+    def shaped(self, answers: list[Any]) -> Any:
+        """Returns the answers of all inputs as the client expects them: a list, or the only one."""
+        return answers if self.is_list else answers[0]
+
 
 C = TypeVar("C", bound=Call)
 Respond = Callable[[Answer, RequestContext], Response]
@@ -109,6 +115,13 @@ class Claim(NamedTuple):
                 return False
         is_likely = JSON_OBJECT.match(body) is not None and f'"{self.field}"'.encode() in body
         return is_likely and self.field in decode_json(OBJECT, body)
+
+
+def call_of(model: ServedModel, fields: Fields, size: int, top_k: int | None) -> Call:
+    """Returns the call for the fields of a body of `size` bytes. Raises what `rows_of` raises."""
+    rows = rows_of(model.task, fields, model.largest_request)
+    inputs = [Input(size, partial(dict, row)) for row in ([fields] if rows is None else rows)]
+    return Call(inputs, top_k=top_k, is_list=rows is not None)
 
 
 class Pipeline:

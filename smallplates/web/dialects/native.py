@@ -13,13 +13,10 @@ from smallplates.errors import InvalidRequestError
 from smallplates.models.description import EmbeddingPipeline, ImagePipeline, TextPipeline, Thresholds
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
-from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, rows_of
-from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_number
+from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, inline_bytes
+from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
 from smallplates.web.http.body import json_response
-from smallplates.web.inference.served_model import Input, ServedModel
-
-INLINE_BYTES = 1024 * 1024
-"""Size of the largest body that is parsed on the event loop."""
+from smallplates.web.inference.served_model import ServedModel
 
 
 class HealthResponse(BaseModel):
@@ -174,14 +171,14 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         The header `X-Request-Timeout-Ms` asks for an answer within that time, or 504.
         """
         served = pipeline.service.model(model or pipeline.service.default)
-        inline_bytes = served.task.inline_limit if served.task.list_fields else INLINE_BYTES
-        target = Target(served, partial(decode, served, request), inline_bytes=inline_bytes)
+        most = inline_bytes(served.task, request.headers.get("content-type"))
+        target = Target(served, partial(decode, served, request), inline_bytes=most)
         call, answer = await pipeline.http(request, target)
         if call.respond:
             return call.respond(answer, request.scope["context"])
         with_top = call.top_k is not None
         answers = [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
-        return json_response(answers if call.is_list else answers[0])
+        return json_response(call.shaped(answers))
 
 
 def decode(model: ServedModel, request: Request, body: bytes) -> Call:
@@ -194,9 +191,7 @@ def decode(model: ServedModel, request: Request, body: bytes) -> Call:
     if len(values) > 1:
         raise InvalidRequestError(f"{TOP_K} has several values: {' and '.join(sorted(values))[:80]}")
     top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
-    rows = rows_of(task, fields)
-    inputs = [Input(len(body), partial(dict, row)) for row in ([fields] if rows is None else rows)]
-    return Call(inputs, top_k=top_k, is_list=rows is not None)
+    return call_of(model, fields, len(body), top_k)
 
 
 DIALECT = Dialect(add_routes, takes_tensors=False)

@@ -11,7 +11,7 @@ model needs several fields. A response has the id of its request, or
 0 if the request's frame could not be parsed. Its JSON object is
 
     200       the answer of `/predict`, "request_id", and "ms": {"decode", "queue", "infer", "total"};
-    an answer that is not an object is in the field "answer"
+    an answer that is not an object, such as the list for several inputs, is in the field "answer"
     others    {"detail", "code", "request_id"} as in `/predict`; for 503 also "retry_after" in seconds
 
 A connection carries any number of requests, and responses are sent as they become ready, in any order.
@@ -43,8 +43,8 @@ from smallplates.errors import (
 from smallplates.logging import logger
 from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
-from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.pipeline import Call, Pipeline, Target
+from smallplates.web.api.fields import fields_from_body, inline_bytes
+from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
 from smallplates.web.http.body import Body, decode_json, dump_json
 from smallplates.web.http.request_context import (
     RequestContext,
@@ -52,7 +52,7 @@ from smallplates.web.http.request_context import (
     record,
     to_client_error,
 )
-from smallplates.web.inference.served_model import Input, RequestOptions
+from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.web.sockets import bind
 
 BACKLOG = 512
@@ -288,7 +288,8 @@ class Connection:
         self._check_key(options)
         service = self._pipeline.service
         model = service.model(options.model or service.default)
-        target = Target(model, partial(decode, model.task, options), inline_bytes=None)
+        most = inline_bytes(model.task, options.content_type)
+        target = Target(model, partial(decode, model, options), inline_bytes=most)
         limits = self._limits(options, model.task)
         held.enter_context(self._pipeline.reserve(frame.context, limits, target))
         body = held.enter_context(Body(self._pipeline.reader))
@@ -301,7 +302,8 @@ class Connection:
     ) -> dict[str, Any]:
         """Returns the content of a model's answer. Raises ServingError."""
         call, result = await self._pipeline.answer(context, limits, target, body)
-        answer = result.task.to_json(result.candidates[0], call.top_k is not None)
+        with_top = call.top_k is not None
+        answer = call.shaped([result.task.to_json(each, with_top) for each in result.candidates])
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,
@@ -374,10 +376,10 @@ class Connection:
             raise
 
 
-def decode(task: Task, options: Options, content: bytes) -> Call:
-    """Returns the call for a body."""
-    read = partial(fields_from_body, task, content, options.content_type)
-    return Call([Input(len(content), read)], top_k=options.top_k)
+def decode(model: ServedModel, options: Options, content: bytes) -> Call:
+    """Returns the call for a body. Raises RequestError."""
+    fields = fields_from_body(model.task, content, options.content_type)
+    return call_of(model, fields, len(content), options.top_k)
 
 
 def close(held: ExitStack, _: asyncio.Task[None]) -> None:

@@ -2,11 +2,11 @@
 
 Any request may be sent as JSON or as a form. If a request needs only one field, it may also be the body
 or the form field `data`. Classifiers answer like TorchServe's image classifier, with the five best
-labels and their probabilities; other models answer as in `/predict`.
+labels and their probabilities; other models answer as in `/predict`. Several inputs, such as a form
+that repeats `data`, get a list of answers.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -17,11 +17,10 @@ from smallplates.tasks.base import Candidate, Task
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import Dialect, Routes
 from smallplates.web.api.documentation import BINARY
-from smallplates.web.api.fields import fields_from_body
-from smallplates.web.api.pipeline import Call, Pipeline, Target
+from smallplates.web.api.fields import fields_from_body, inline_bytes
+from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
-from smallplates.web.inference.served_model import Input
 
 TOP = 5
 METHODS = ("POST", "PUT")
@@ -100,11 +99,12 @@ def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -
         task, content_type = entry.model.task, request.headers.get("content-type")
 
         def decode(body: bytes) -> Call:
-            read = partial(fields_from_body, task, body, content_type, aliases=FORM_FIELDS)
-            return Call([Input(len(body), read)], top_k=min(TOP, len(task.labels)))
+            fields = fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
+            return call_of(entry.model, fields, len(body), min(TOP, len(task.labels)))
 
-        _, result = await pipeline.http(request, Target(entry.model, decode, inline_bytes=None))
-        return json_response(answer(result.task, result.candidates[0]))
+        target = Target(entry.model, decode, inline_bytes=inline_bytes(task, content_type))
+        call, result = await pipeline.http(request, target)
+        return json_response(call.shaped([answer(result.task, top) for top in result.candidates]))
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:

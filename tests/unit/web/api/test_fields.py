@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallplates.errors import (
+    InvalidBase64Error,
     InvalidJsonError,
     InvalidRequestError,
     InvalidTextError,
@@ -17,8 +18,9 @@ from smallplates.errors import (
     UnsupportedMediaTypeError,
 )
 from smallplates.tasks.base import JSON_BODY, Field, Task
-from smallplates.web.api.fields import codec_of, fields_from_body
+from smallplates.web.api.fields import MAX_ELEMENTS, codec_of, fields_from_body
 from smallplates.web.dialects.torchserve import FORM_FIELDS
+from smallplates.web.http.body import MAX_PARTS
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data; boundary=B"
 PNG = b"\x89PNG\r\n\x1a\n=&%41"
@@ -41,12 +43,18 @@ class Texts(Fields):
     media_types = ("text/plain",)
 
 
-class Images(Fields):
-    """A task of one file."""
+class OneImage(Fields):
+    """A task of one file, and no more."""
 
     request = (Field("image", "BYTES", is_bytes=True),)
     media_types = ("image/",)
     form_fields = ("image", "file")
+
+
+class Images(OneImage):
+    """A task of one file, or several."""
+
+    list_fields = ("image",)
 
 
 class Questions(Fields):
@@ -67,7 +75,7 @@ class Json(Fields):
     request = (Field("number", "INT64"), Field("name", "BYTES", required=False))
 
 
-TEXTS, IMAGES, QUESTIONS, JSON = Texts(), Images(), Questions(), Json()
+TEXTS, IMAGES, ONE, QUESTIONS, JSON = Texts(), Images(), OneImage(), Questions(), Json()
 
 
 def multipart(value: bytes, name: str = "data", content_type: str = "", file: bool = True) -> bytes:
@@ -87,9 +95,17 @@ def torchserve(task: Task, body: bytes, content_type: str | None) -> Mapping[str
     return fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
 
 
+def parts(*forms: bytes) -> bytes:
+    """Returns the parts of several forms as one form."""
+    return b"".join(form.removesuffix(b"--B--\r\n") for form in forms) + b"--B--\r\n"
+
+
 BOTH = (native, torchserve)
 GOOD, FILM, MARK = {"text": "a"}, {"text": "good film+"}, BOM.encode()
 PAIR_AS_JSON = multipart(b'{"text": "a", "text_pair": "b"}', content_type="application/json")
+LATIN = multipart(b"caf\xe9", content_type="text/plain; charset=latin-1")
+SEVERAL = parts(multipart(PNG, "image", "image/png"), multipart(b"", "file"))
+TOP_K = multipart(b"2", "top_k", file=False)
 FORM_IN_FORM = multipart(b"a", content_type=MULTIPART).replace(b"B", b"C")
 ASKED = b"question=what%3F&context=caf%C3%A9+caf\xc3\xa9&allow_no_answer=true&weights=[1,2.5]"
 ANSWERED = {
@@ -150,6 +166,15 @@ READ: list[tuple[Sequence[Read], Task, str | None, bytes, Mapping[str, Any]]] = 
     # parts of forms
     ([torchserve], TEXTS, MULTIPART, multipart(MARK + b"a", file=False), GOOD),
     ([torchserve], TEXTS, MULTIPART, PAIR_AS_JSON, {"text": "a", "text_pair": "b"}),
+    # several values
+    (BOTH, TEXTS, "application/json", b'{"text": ["a", "b"]}', {"text": ["a", "b"]}),
+    (BOTH, TEXTS, FORM, b"text=a&text=b", {"text": ["a", "b"]}),
+    ([torchserve], TEXTS, FORM, b"data=a&text=b", {"text": ["a", "b"]}),
+    ([torchserve], TEXTS, MULTIPART, parts(LATIN, multipart(b"a")), {"text": ["caf\xe9", "a"]}),
+    (BOTH, IMAGES, "application/json", b'{"image": ["YWJj"]}', {"image": [b"abc"]}),
+    (BOTH, IMAGES, FORM, b"image=YWJj&image=+/+/", {"image": [b"abc", b"\xfb\xff\xbf"]}),
+    ([torchserve], IMAGES, MULTIPART, SEVERAL, {"image": [PNG, b""]}),
+    ([native], IMAGES, MULTIPART, parts(TOP_K, SEVERAL), {"image": [PNG, b""], "top_k": ["2"]}),
 ]
 
 
@@ -170,12 +195,27 @@ REFUSED: list[tuple[Sequence[Read], Task, str, bytes, type[ServingError]]] = [
     *(
         (BOTH, TEXTS, FORM, body, InvalidRequestError)
         for body in (
-            *(b"other=good", b"data=a&data=b", b"text=a&text=b", b"data=a&text=b"),
+            *(b"other=good", b"text_pair=a&text_pair=b"),
             *(b"good%20film", b"good+film", b"a&b+c"),
-            *(b"data=" + b"%" * (1024 * 1024), b"data=a" + b"&x=1" * 16, b"a=1&" * 100_000),
+            *(b"data=" + b"%" * (1024 * 1024), b"data=a" + b"&x=1" * MAX_PARTS, b"a=1&" * 100_000),
         )
     ),
     ([native], TEXTS, FORM, b"text=good&top_k=1&top_k=2", InvalidRequestError),
+    # several values
+    (BOTH, ONE, MULTIPART, SEVERAL, InvalidRequestError),
+    (BOTH, ONE, FORM, b"image=YWJj&image=YWJj", InvalidRequestError),
+    (BOTH, ONE, "application/json", b'{"image": ["YWJj"]}', InvalidRequestError),
+    (BOTH, IMAGES, "application/json", b'{"image": [["YWJj"]]}', InvalidRequestError),
+    (BOTH, IMAGES, "application/json", b'{"image": ["YWJj", null]}', InvalidRequestError),
+    (
+        BOTH,
+        IMAGES,
+        "application/json",
+        b'{"image": [' + b'"",' * MAX_ELEMENTS + b'""]}',
+        InvalidRequestError,
+    ),
+    (BOTH, IMAGES, MULTIPART, multipart(PNG, "top_k"), InvalidRequestError),
+    ([torchserve], TEXTS, MULTIPART, parts(multipart(b"a"), PAIR_AS_JSON), UnsupportedMediaTypeError),
     (BOTH, TEXTS, FORM, b"data=%ff", InvalidTextError),
     (BOTH, TEXTS, FORM, b'{"text": ', InvalidJsonError),
     *(
@@ -223,6 +263,19 @@ def test_what_is_refused(
     for read in readers:
         with pytest.raises(error):
             read(task, body, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b'{"image": ["YWJj", "-"]}'),
+        (FORM, b"image=YWJj&image=-"),
+    ],
+)
+def test_the_place_of_what_is_not_base64(kind: str, body: bytes) -> None:
+    with pytest.raises(InvalidBase64Error) as refused:
+        native(IMAGES, body, kind)
+    assert refused.value.detail.startswith("element 1: not valid base64")
 
 
 def test_a_form_within_a_form_is_not_read() -> None:

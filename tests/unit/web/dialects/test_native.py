@@ -21,7 +21,7 @@ from smallplates.web.api.fields import fields_from_body
 from smallplates.web.api.pipeline import Call
 from smallplates.web.dialects.native import decode
 
-CLASSES = 5
+CLASSES, MOST = 5, 3
 
 
 class WithoutModel(Task):
@@ -38,6 +38,7 @@ class Images(WithoutModel):
 
     request, media_types = ImageClassification.request, ImageClassification.media_types
     form_fields, request_schema = ImageClassification.form_fields, ImageClassification.request_schema
+    list_fields = ImageClassification.list_fields
 
 
 class Texts(WithoutModel):
@@ -70,7 +71,7 @@ def asked(task: Task, body: bytes, query: str = "", kind: str = "application/jso
     """The call for a request."""
     headers = [(b"content-type", kind.encode())]
     scope = {"type": "http", "query_string": query.encode(), "headers": headers}
-    model: Any = SimpleNamespace(task=task)
+    model: Any = SimpleNamespace(task=task, largest_request=MOST)
     return decode(model, Request(scope), body)
 
 
@@ -100,13 +101,22 @@ def test_top_k_in_the_query_or_in_json(kind: type[WithoutModel]) -> None:
     assert in_json(kind).top_k is in_json(kind, top_k=None).top_k is None
 
 
-def test_top_k_beside_a_form_a_list_or_a_raw_body() -> None:
+def test_top_k_beside_a_form_lists_or_a_raw_body() -> None:
     for call in (in_form(("top_k", "2")), in_form(("top_k", "2"), ("top_k", "2"), query="top_k=2")):
         assert (call.top_k, call.inputs[0].read()) == (2, {"image": b"abc"})
     assert in_form(file="file").top_k is None
     call = in_json(Texts, text=["good", "bad"], top_k=2)
     assert (call.top_k, call.is_list) == (2, True)
     assert [source.read() for source in call.inputs] == [{"text": "good"}, {"text": "bad"}]
+    call = in_json(Images, image=["YWJj", "YWI="], top_k=2)
+    assert (call.top_k, call.is_list) == (2, True)
+    assert [source.read() for source in call.inputs] == [{"image": b"abc"}, {"image": b"ab"}]
+    one, two = form(("top_k", "2")).removesuffix(b"--b--\r\n"), form(file="file")
+    call = asked(Images(), one + two, "", "multipart/form-data; boundary=b")
+    assert (call.top_k, call.is_list) == (2, True)
+    assert [source.read() for source in call.inputs] == [{"image": b"abc"}] * 2
+    call = in_json(Images, image=["YWJj"])
+    assert (call.is_list, len(call.inputs)) == (True, 1)
     call = asked(Images(), b"abc", "top_k=3", "image/jpeg")
     assert (call.top_k, call.inputs[0].read()) == (3, {"image": b"abc"})
 
@@ -150,6 +160,10 @@ REFUSED: list[tuple[Callable[[], Call], str]] = [
         for kind in REQUESTS
         for name in ("topk", "comment", "", "x" * 1000)
     ),
+    *(
+        (partial(in_json, Images, image=["YWJj"] * count), f"1 to {MOST} inputs .*, not {count}$")
+        for count in (0, MOST + 1)
+    ),
     (partial(in_form, ("topk", "2")), "unknown field 'topk'; known are image, file, top_k"),
 ]
 
@@ -191,5 +205,12 @@ def test_swagger_has_top_k() -> None:
     assert "top_k" not in Images.request_schema["properties"]  # from which the page makes its form
     content = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert content["properties"]["top_k"]["maximum"] == CLASSES
+    file = {"type": "string", "format": "binary"}
+    assert content["properties"]["image"] == {"type": "array", "items": file, "minItems": 1}
+    image = Images.request_schema["properties"]["image"]
+    many = {"type": "array", "items": image, "minItems": 1}
+    assert schema["properties"]["image"] == {"anyOf": [image, many]}
+    answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [one.get("type") for one in answer["anyOf"]] == [None, "array"]
     assert operation["parameters"][0]["name"] == "top_k"
     assert "top_k" not in described(Own())[0].get("properties", {})

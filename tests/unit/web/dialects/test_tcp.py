@@ -51,7 +51,7 @@ class Service:
         self.model.task.most_candidates, self.model.task.media_types = CLASSES, ("",)
         self.model.admitted().__aexit__.return_value = False
         timings = SimpleNamespace(decode_s=0.0, queue_s=0.0, infer_s=0.0, truncated=False)
-        answer = MagicMock(timings=timings)
+        answer = MagicMock(timings=timings, candidates=[[]])
         answer.task.to_json.return_value = {"prediction": "a"}
         self.model.predict = AsyncMock(return_value=answer)
         self.writer = MagicMock(drain=AsyncMock())
