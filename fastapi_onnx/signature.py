@@ -31,7 +31,7 @@ LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
-ZIPMAP_CURE = "; convert the classifier again, with skl2onnx's options={'zipmap': False}"
+ZIPMAP_CURE = '; convert the classifier again with options={"zipmap": False}, or with zipmap=False'
 Axis = int | str
 
 

@@ -73,6 +73,51 @@ def nonzero() -> onnx.ModelProto:
     return model(nodes, inputs, outputs)
 
 
+def trees(label_axis: int | str | None = None, **labels: Any) -> onnx.ModelProto:
+    """Input `X` FP32 [N, 2]; outputs `label` [N] and `probabilities` FP32 [N, 3], of a single tree.
+
+    `labels` are the attributes of its classes, by default 0 to 2. `label_axis` is what the graph says
+    about the label's shape.
+    """
+    labels = labels or {"classlabels_int64s": [0, 1, 2]}
+    tree = node(
+        "TreeEnsembleClassifier",
+        "X",
+        "label probabilities",
+        domain="ai.onnx.ml",
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[1, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_values=[0.5, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        class_treeids=[0] * 6,
+        class_nodeids=[1, 1, 1, 2, 2, 2],
+        class_ids=[0, 1, 2, 0, 1, 2],
+        class_weights=[0.75, 0.25, 0.0, 0.0, 0.125, 0.875],
+        post_transform="NONE",
+        **labels,
+    )
+    kind = TensorProto.STRING if "classlabels_strings" in labels else TensorProto.INT64
+    outputs = [value("label", kind, [label_axis]), value("probabilities", axes=[None, 3])]
+    made = model([tree], [value("X", axes=[None, 2])], outputs)
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return made
+
+
+def with_zip_map(made: onnx.ModelProto) -> onnx.ModelProto:
+    """What converters make of `trees` by default: dictionaries instead of the probabilities."""
+    labels = {"classlabels_int64s": [0, 1, 2]}
+    made.graph.node.append(node("ZipMap", "probabilities", "mapped", domain="ai.onnx.ml", **labels))
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    mapping = helper.make_map_type_proto(TensorProto.INT64, number)
+    output = made.graph.output[1]
+    output.name = "mapped"
+    output.type.CopyFrom(helper.make_sequence_type_proto(mapping))
+    return made
+
+
 def mean_colour(size: int | str = "height") -> onnx.ModelProto:
     """Input `pixel_values` FP32 [N, 3, size, size]; output `logits` [N, 3], the mean of each channel."""
     nodes = [node("GlobalAveragePool", "pixel_values", "means"), node("Flatten", "means", "logits")]

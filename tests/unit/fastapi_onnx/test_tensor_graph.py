@@ -246,27 +246,35 @@ def sequence() -> onnx.ModelProto:
     return made
 
 
-def zip_map() -> onnx.ModelProto:
-    """What converters of scikit-learn put behind a classifier: a probability for each label."""
-    mapped = helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
-    made = model([mapped], [value("x", axes=["N", 2])], [value("p")])
-    number = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, number))
-    made.graph.output[0].type.CopyFrom(kind)
-    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
-    return made
-
-
 def test_a_refusal_names_zipmap_only_if_there_are_maps(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refusal:
         signature(sequence(), tmp_path)
-    assert "skl2onnx" not in str(refusal.value)
+    assert "zipmap=" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("axis", "alone"), [(None, False), ("batch", False), (1, True)])
+def test_trees_answer_with_the_probability_of_each_class(
+    tmp_path: Path, axis: int | str | None, alone: bool
+) -> None:
+    read = Model.read(graphs.saved(graphs.trees(axis), tmp_path / "trees"))
+    actual = graphs.compared(read)
+    assert (actual.batch_size == 1) is alone  # LightGBM's converter declares one label for any batch
+    backend, settings = OnnxBackend(), Settings(device="cpu")
+    backend.load(read, settings)
+    rows = np.array([[9, 0.5]] if alone else [[9, 0.5], [0, 0.75]], np.float32)
+    label, probabilities = backend.infer(actual, [rows])
+    assert label.ravel().tolist() == [0, 2][: len(rows)]
+    assert probabilities.tolist() == [[0.75, 0.25, 0.0], [0.0, 0.125, 0.875]][: len(rows)]
 
 
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (zip_map(), "p is not a tensor.*'zipmap': False"),
+        (
+            graphs.with_zip_map(graphs.trees()),
+            r'mapped is not a tensor.* options={"zipmap": False}, or with zipmap=False$',
+        ),
+        (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING"),
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
         (sequence(), "y is not a tensor, but has the type sequence"),
