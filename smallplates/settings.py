@@ -38,7 +38,14 @@ Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
 AtMost1024 = Annotated[int, Field(ge=1, le=1024)]
 Digest = Annotated[str, Field(pattern=r"^([^=]+=)?[0-9a-f]{64}$")]
 AtMostAMillion = Annotated[int, Field(ge=1, le=1_000_000)]
-OF_A_MODEL = ("instances", "max_batch_size", "max_queue_delay_us", "precision", "idle_unload_s")
+OF_A_MODEL = (
+    "instances",
+    "max_batch_size",
+    "max_queue_delay_us",
+    "max_wait_ms",
+    "precision",
+    "idle_unload_s",
+)
 """Settings that a model may have of its own."""
 
 NOT_OURS = re.compile(
@@ -134,6 +141,11 @@ class Settings(BaseSettings):
 
     queue_size: Annotated[int, Field(ge=1, le=4096)] = 256
     """Maximum inputs in flight, queued or running; further requests get 503 `overloaded`."""
+
+    max_wait_ms: Milliseconds | None = None
+    """Longest time in milliseconds that a request may have to wait for a worker. If the estimate is
+    longer, because of the requests before it, the request gets 503 `overloaded` at once. If unset, only
+    its own time limit counts."""
 
     web_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Processes that speak HTTP. `auto`: 1 on up to two cores; on more cores, the fewest that keep the

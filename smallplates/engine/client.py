@@ -207,6 +207,12 @@ class EngineClient:
         free = self.memory.free_slots
         return max(0, free - self._slots // 2) if bulk else free
 
+    @property
+    def ahead(self) -> int:
+        """Slots in use that the next request would have to wait for; 0 while a worker has none."""
+        taken = self._slots - self.memory.free_slots
+        return taken if taken >= self.memory.ready_workers[0] else 0
+
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
         """Returns how many items of one request may be queued or running at a time.
 

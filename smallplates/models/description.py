@@ -255,6 +255,9 @@ class ModelDescription(BaseModel):
     max_queue_delay_us: NonNegativeInt | None = None
     """Overrides `SERVING_MAX_QUEUE_DELAY_US` in the same way; in microseconds."""
 
+    max_wait_ms: PositiveInt | None = None
+    """Overrides `SERVING_MAX_WAIT_MS` in the same way; in milliseconds."""
+
     precision: Literal["auto", "fp32", "fp16", "bf16", "int8"] | None = None
     """Overrides `SERVING_PRECISION` in the same way."""
 

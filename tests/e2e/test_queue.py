@@ -78,6 +78,33 @@ def test_what_waits_is_computed_together_and_a_queue_delay_waits_for_more(
         assert metric(url, "serving_batch_size_count") == 2
 
 
+def test_requests_that_would_wait_too_long_are_refused_at_once(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    """And none on a service that has just begun, although as many wait."""
+    one = {"instances": "1", "max_batch_size": "1"}
+    settings = {**fake_settings, "FAKE_MS": "20", "SERVING_MAX_WAIT_MS__FAKE": "10000"}
+    with fake_service(settings, **one) as (url, _):
+
+        def ask(**headers: str) -> str:
+            answer = predict(url, command(), **headers)
+            return "ok" if answer.status_code == 200 else str(answer.json()["code"])
+
+        gate = tmp_path / "gate"
+        for expected in ("deadline_exceeded", "overloaded"):
+            gate.unlink(missing_ok=True)
+            gate.with_suffix(".held").unlink(missing_ok=True)
+            blocker = senders.submit(predict, url, command(held=True))
+            wait_for(gate.with_suffix(".held").exists)
+            others = [senders.submit(ask) for _ in range(9)]
+            wait_for(lambda: metric(url, "serving_queue_depth") == 9)
+            assert ask(X_Request_Timeout_Ms="10") == expected
+            gate.touch()
+            assert {other.result() for other in others} == {"ok"}
+            assert blocker.result().status_code == 200
+        assert ask(X_Request_Timeout_Ms="5000") == "ok"
+
+
 def test_a_model_has_settings_of_its_own(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:

@@ -39,7 +39,7 @@ def refusal(scope: Scope, pipeline: Pipeline, log: AccessLogMiddleware) -> Refus
         named = {ADMISSION[n]: headers[n].decode("latin-1") for n in ADMISSION if n in headers}
         options = pipeline.admit(named)
         name = model.description.name
-        model.refuse_if_full(options.bulk, signature)
+        model.refuse_if_full(options, signature)
     except ServingError as error:
         context = log.begin(scope)
         context.model = name

@@ -197,7 +197,7 @@ class Pipeline:
     ) -> ServedModel:
         """Returns the model, to be open while the body is read. Raises RetryableError if it is full."""
         context.model = target.model.description.name
-        target.model.refuse_if_full(options.bulk, target.signature)
+        target.model.refuse_if_full(options, target.signature)
         return target.model
 
     async def answer(

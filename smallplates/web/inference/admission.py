@@ -1,6 +1,7 @@
 """An admitted request, from its body's arrival to its answer; created by `served_model.py`."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,6 +13,38 @@ from smallplates.errors import DeadlineExceededError, OverloadedError
 from smallplates.models.tensors import Item
 from smallplates.web.metrics import ModelMetrics
 
+FORGET_S = 10.0
+
+
+class Waits:
+    """Estimates how long the next request of one priority will wait for a worker.
+
+    This is the number of slots in use, times the wait of recent requests per slot in use before them. If
+    no request has waited in the last ten seconds, it is unknown, and nothing is refused.
+    """
+
+    def __init__(self, max_wait_ms: int | None) -> None:
+        self._most_ms = max_wait_ms or math.inf
+        self._per_slot_s = 0.0
+        self._measured_at = -math.inf
+
+    def measure(self, ahead: int, waited_s: float, full: int) -> None:
+        """Learns from a request; counts it less if fewer than `full` slots made its batch small."""
+        now = time.monotonic()
+        is_new = now - self._measured_at > FORGET_S
+        weight = 1 if is_new else min(1, ahead / full) / 8
+        self._per_slot_s += weight * (waited_s / ahead - self._per_slot_s)
+        self._measured_at = now
+
+    def check(self, ahead: int, timeout_ms: int) -> None:
+        """Raises OverloadedError if the wait would exceed the request's time limit or the model's."""
+        if time.monotonic() - self._measured_at <= FORGET_S:
+            wait_ms = 1000 * ahead * self._per_slot_s
+            if wait_ms > min(timeout_ms, self._most_ms):
+                raise OverloadedError(
+                    "the request would wait longer than its time limit or SERVING_MAX_WAIT_MS allows"
+                )
+
 
 class Admission:
     """Holds a request's slots and its time limit, and counts it; a context manager.
@@ -21,10 +54,17 @@ class Admission:
     """
 
     def __init__(
-        self, client: EngineClient, metrics: ModelMetrics, timeout_ms: int, bulk: bool, signature: int
+        self,
+        client: EngineClient,
+        waits: Waits,
+        metrics: ModelMetrics,
+        timeout_ms: int,
+        bulk: bool,
+        signature: int,
     ) -> None:
         """`signature` is the one to count a failure for, before `begin`."""
         self._client = client
+        self._waits = waits
         self._metrics = metrics
         self._timeout_ms = timeout_ms
         self._bulk = bulk
@@ -34,7 +74,9 @@ class Admission:
 
     async def __aenter__(self) -> Self:
         """Takes a slot; from now on the time limit counts. Raises OverloadedError."""
+        self._ahead = self._client.ahead
         try:
+            self._waits.check(self._ahead, self._timeout_ms)
             self.slots = self._client.acquire(self._bulk)
         except OverloadedError:
             self._client.statistics.failed(self._signature, 0)
@@ -58,6 +100,7 @@ class Admission:
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if (is_own and is_cancelled) or isinstance(error, DeadlineExceededError):
             self._metrics.expired.inc()
+            self._measure(time.monotonic())
             raise DeadlineExceededError("the request was not answered before its deadline") from error
         if is_cancelled:
             self._metrics.cancelled.inc()
@@ -77,6 +120,7 @@ class Admission:
             self._timer.cancel()
             left = self._deadline - time.monotonic()
             self._timer = self._loop.call_later(max(0.0, left), self._expire)
+            self._waits.check(self._ahead, timeout_ms)
         if items > 1:
             count = min(items, self._most_slots)
             self._client.check_free(self._bulk, count - 1)
@@ -102,6 +146,7 @@ class Admission:
         started = min(result.started_at for result in results)
         finished = max(result.finished_at for result in results)
         sizes = [result.batch_size for result in results]
+        self._measure(started)
         timings = Timings(
             decode_s=self._submitted_at - self.slots.acquired_at,
             queue_s=started - self._submitted_at,
@@ -114,6 +159,12 @@ class Admission:
         )
         self._client.statistics.succeeded(self._signature, timings, sizes)
         return timings
+
+    def _measure(self, until: float) -> None:
+        """Measures the wait until a `time.monotonic()` time, if slots were in use before this one."""
+        if self._ahead:
+            full = self._client.most_queued(self._signature)
+            self._waits.measure(self._ahead, until - self.slots.acquired_at, full)
 
     @property
     def _deadline(self) -> float:

@@ -34,7 +34,7 @@ from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
 from smallplates.tasks.base import Candidate, Fields, Prepared, Task, result_or_error
-from smallplates.web.inference.admission import Admission
+from smallplates.web.inference.admission import Admission, Waits
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
 
@@ -131,6 +131,8 @@ class ServedModel:
         self.draining = False
         """Whether new requests are refused because the service is shutting down."""
 
+        most_ms = self.settings.max_wait_ms
+        self._waits = Waits(most_ms), Waits(most_ms)  # interactive, bulk
         self._threads = threads
         self._traffic = traffic
         self._preparation_s = 0.0  # moving average of the CPU time that preparing an input takes
@@ -194,11 +196,12 @@ class ServedModel:
         if not (self.ready_workers or self.asleep):
             raise UnavailableError("no worker is ready")
 
-    def refuse_if_full(self, bulk: bool, signature: int = 0) -> None:
-        """Raises RetryableError, before the body is read, if a request cannot be served now."""
+    def refuse_if_full(self, options: RequestOptions, signature: int = 0) -> None:
+        """Raises RetryableError, before the body is read, if a request cannot be served in time."""
         self.check_open()
         try:
-            self.client.check_free(bulk)
+            self.client.check_free(options.bulk)
+            self._waits[options.bulk].check(self.client.ahead, options.timeout_ms)
         except ServingError:
             self.client.statistics.failed(signature, 0)
             raise
@@ -260,7 +263,8 @@ class ServedModel:
         """
         self.check_open(is_new=False)
         self._traffic.note(self.description.name, time.monotonic())
-        return Admission(self.client, self._metrics, options.timeout_ms, options.bulk, signature)
+        waits, limits = self._waits[options.bulk], (options.timeout_ms, options.bulk)
+        return Admission(self.client, waits, self._metrics, *limits, signature)
 
     async def predict(
         self, inputs: Sequence[Input], top_k: int, options: RequestOptions, admission: Admission

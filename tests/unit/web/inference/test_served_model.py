@@ -93,7 +93,8 @@ def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_mode
 def admitting(model: Model) -> ServedModel:
     """A model whose engine does nothing."""
     service = served(model, "cpu", 5.0, 2, 1)
-    service.client = MagicMock(is_down=False)
+    service.client = MagicMock(is_down=False, ahead=0)
+    service.client.most_queued.return_value = 4
     slots = service.client.acquire()
     slots.acquired_at, slots.indices = time.monotonic(), [0]
     service.client.acquire.reset_mock()
@@ -127,6 +128,41 @@ def test_a_limit_in_the_body_counts_from_the_last_byte(
 
     with pytest.raises(DeadlineExceededError):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_what_waits_too_long_for_its_limit_is_refused_before_and_after_its_body(
+    admitting: ServedModel, monkeypatch: pytest.MonkeyPatch, bulk: bool
+) -> None:
+    """Learned from a request of the same priority that expired; one of the other says nothing."""
+
+    async def ask(timeout_ms: int, bulk: bool, in_body_ms: int = 0, work: float = 0.0) -> None:
+        options = RequestOptions(timeout_ms, bulk)
+        admitting.refuse_if_full(options)
+        async with admitting.admitted(options) as admission:
+            if in_body_ms:
+                admission.begin(0, 1, in_body_ms)
+            await asyncio.sleep(work)
+
+    admitting.client.ahead = 10  # type: ignore[misc]
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(ask(20, bulk, work=60))
+    failed, acquired = admitting.client.statistics.failed, admitting.client.acquire
+    failed.reset_mock()  # type: ignore[attr-defined]
+    acquired.reset_mock()  # type: ignore[attr-defined]
+    with pytest.raises(OverloadedError, match="SERVING_MAX_WAIT_MS"):
+        asyncio.run(ask(19, bulk))
+    with monkeypatch.context() as patch:
+        patch.setattr(ServedModel, "refuse_if_full", lambda *_: None)
+        with pytest.raises(OverloadedError):
+            asyncio.run(ask(19, bulk))
+    assert not acquired.called  # type: ignore[attr-defined]
+    with pytest.raises(OverloadedError):
+        asyncio.run(ask(60_000, bulk, in_body_ms=19))
+    assert [call.args[0] for call in failed.call_args_list] == [0, 0, 0]  # type: ignore[attr-defined]
+    asyncio.run(ask(19, not bulk))
+    admitting.client.ahead = 0  # type: ignore[misc]
+    asyncio.run(ask(19, bulk))
 
 
 def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
