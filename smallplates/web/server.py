@@ -72,6 +72,7 @@ class Server(uvicorn.Server):
         self.connections = Connections(
             settings.max_connections, settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000
         )
+        self.connections.check_head = app.state.check_head
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._listener = listener
@@ -79,13 +80,12 @@ class Server(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
 
     def make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol for a new connection, with uvicorn's arguments and ours."""
+        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
             connections=self.connections,
-            check_head=self._app.state.check_head,
         )
         return protocol
 

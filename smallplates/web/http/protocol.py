@@ -57,6 +57,7 @@ class Connections:
         self.write_s = write_s  # for a client to read a full buffer of responses
         self.open = 0
         self.draining = False  # shutting down: each connection's newest request is its last
+        self.check_head: CheckHead = lambda _: None
         self._waiting: dict[asyncio.Transport, None] = {}
 
     def add(self) -> bool:
@@ -115,15 +116,8 @@ class ResponseTransport(asyncio.Transport):
 class HttpProtocol(HttpToolsProtocol):
     """Answers a connection's requests in order, and closes the connection if it exceeds a limit."""
 
-    def __init__(
-        self,
-        *args: Any,  # Any: uvicorn's
-        connections: Connections | None = None,
-        check_head: CheckHead = lambda _: None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._check = check_head
+    def __init__(self, *args: Any, connections: Connections | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # Any: uvicorn's
         self._registry = connections or Connections()
         self._answering: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest request
         self._request_complete = True  # whether the newest request is, so that a head comes next
@@ -280,7 +274,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Answers at once a request that is refused by its head, unless earlier answers are unread."""
         self._answering = cycle
         self._response.expects_head = True
-        refusal = None if self.flow.write_paused else self._check(cycle.scope)
+        refusal = None if self.flow.write_paused else self._registry.check_head(cycle.scope)
         if refusal is None:
             super()._start_asgi_task(cycle, app)
             return
@@ -354,23 +348,19 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _close_after(self, seconds: float) -> None:
-        """Sets the only time limit of the connection.
-
-        A timer that is due earlier stays, and sets itself again: that is rarer than requests.
-        """
+        """Sets the only time limit of the connection; a timer that is due earlier stays."""
         self._closes_at = self.loop.time() + seconds
-        if self._close_timer is not None and self._close_timer.when() > self._closes_at:
-            self._close_timer.cancel()
-            self._close_timer = None
-        if self._close_timer is None:
-            self._close_timer = self.loop.call_at(self._closes_at, self._on_close_timer)
+        if self._close_timer is None or self._close_timer.when() > self._closes_at:
+            self._set_close_timer()
 
-    def _on_close_timer(self) -> None:
-        self._close_timer = None
-        if self._closes_at <= self.loop.time():
+    def _set_close_timer(self) -> None:
+        """Closes the connection if it is time. Otherwise sets a timer, which is rarer than a request."""
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        is_due = self._closes_at <= self.loop.time()
+        self._close_timer = None if is_due else self.loop.call_at(self._closes_at, self._set_close_timer)
+        if is_due:
             self.shutdown()
-        elif self._closes_at < math.inf:
-            self._close_timer = self.loop.call_at(self._closes_at, self._on_close_timer)
 
     def pause_writing(self) -> None:
         """Limits the time for which a client may leave responses unread."""

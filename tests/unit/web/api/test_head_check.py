@@ -96,14 +96,14 @@ class Service:
 
     def answer(self, data: bytes, by_head: bool) -> bytes:
         """Returns the response to a request on a connection of its own."""
-        check = self.app.state.check_head if by_head else lambda _: None
+        connections = Connections()
+        if by_head:
+            connections.check_head = self.app.state.check_head
 
         async def talk() -> bytes:
             config = uvicorn.Config(self, lifespan="off", log_config=None)
             config.load()
-            protocol = HttpProtocol(
-                config, ServerState(), {}, connections=Connections(), check_head=check
-            )
+            protocol = HttpProtocol(config, ServerState(), {}, connections=connections)
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             loop = asyncio.get_running_loop()

@@ -87,9 +87,8 @@ class Client:
         self.connections = connections
         self.state = ServerState()
         self.checked: list[str] = []
-        self.protocol = HttpProtocol(
-            config, self.state, {}, connections=connections, check_head=self.check_head
-        )
+        connections.check_head = self.check_head
+        self.protocol = HttpProtocol(config, self.state, {}, connections=connections)
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
 
