@@ -8,7 +8,7 @@ The servers are listed in `servers.py`, started by `running.py`, and printed by 
 import io
 import json
 import shutil
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from PIL import Image
 from tqdm import tqdm
@@ -25,8 +26,16 @@ from tqdm import tqdm
 from benchmarks import environments, model, table, text_limit, text_model
 from benchmarks.limit import Work, rate
 from benchmarks.peers.common import GRAPHS, Classify, peer
+from benchmarks.peers.text import ClassifyTexts, EmbedTexts
 from benchmarks.running import Running, post, running
-from benchmarks.servers import SERVERS, TEXT_SERVERS, Pipeline, Server, prediction
+from benchmarks.servers import (
+    EMBEDDING_SERVERS,
+    SERVERS,
+    TEXT_SERVERS,
+    Pipeline,
+    Server,
+    prediction,
+)
 from benchmarks.usage import cpu_seconds, memory_mb, tree
 from fastapi_onnx.openvino_session import openvino_objection
 from smallplates.cli.load import report, wrk
@@ -40,6 +49,7 @@ PHOTO = ROOT / "flask_app" / "static" / "samples" / "bread.jpg"
 TEXTS = 1000
 WARM_UP_S = 1
 TOLERANCE = 1e-3
+MIN_COSINE = 0.999
 
 
 class Task(StrEnum):
@@ -47,7 +57,38 @@ class Task(StrEnum):
 
     IMAGE = "image"
     TEXT = "text"
+    EMBED = "embed"
 
+
+@dataclass(frozen=True)
+class Load:
+    """Connections that send requests in a closed loop."""
+
+    connections: int
+    texts: int = 1  # or images, of a request
+
+    def __str__(self) -> str:
+        each = f", {self.texts} texts each" if self.texts > 1 else ""
+        return f"{self.connections} connections{each}"
+
+    def bodies(self, server: Server, contents: Sequence[str]) -> list[bytes]:
+        """Returns the requests, which are sent in turn."""
+        starts = range(0, len(contents) - self.texts + 1, self.texts)
+        lists = (contents[start : start + self.texts] for start in starts)
+        return [
+            json.dumps(server.body(list(each) if self.texts > 1 else each[0])).encode() for each in lists
+        ]
+
+
+LOADS_OF_EMBEDDINGS = (Load(4, 32),)
+"""Loads beside those of one text a request."""
+
+
+ENSURE = {
+    Task.TEXT: (text_model.ensure, ClassifyTexts),
+    Task.EMBED: (text_model.ensure_embedding, EmbedTexts),
+}
+"""What makes the model of a task with texts, and what computes it in this process."""
 
 InProcess = Callable[[int, float, str], float]
 """Returns the requests a second without HTTP of so many threads, for so many seconds, in a precision."""
@@ -107,38 +148,65 @@ def require_same(name: str, answer: tuple[str, float], expected: tuple[str, floa
         raise SystemExit(f"compare: {name} answers {answer}, but the same pipeline alone {expected}")
 
 
+@dataclass(frozen=True)
+class VectorProbe:
+    """Text whose vector every server must answer as this process does."""
+
+    model_dir: Path
+    content: str
+
+    def check(self, server: Server, url: str) -> None:
+        """Raises SystemExit if a server differs."""
+        ((expected,), answer) = (
+            EmbedTexts(str(self.model_dir), server.precision)([self.content]),
+            json.loads(post(url, json.dumps(server.body(self.content)).encode())),
+        )
+        vector = np.frombuffer(b64decode(answer["data"][0]["embedding"]), "<f4")
+        if (cosine := float(vector @ expected)) < MIN_COSINE:
+            raise SystemExit(f"compare: {server.name} answers a vector whose cosine is {cosine:.5f}")
+
+
+PROBES: dict[Task, Callable[[Path, str], Probe | VectorProbe]] = {
+    Task.TEXT: lambda model_dir, text: Probe(model_dir, "text", text),
+    Task.EMBED: VectorProbe,
+}
+
+
 def measure_server(
     server: Server,
     contents: Sequence[str],
-    connections: Sequence[int],
+    sizes: Sequence[Load],
     seconds: float,
     start: Start,
-    probe: Probe | None = None,
+    probe: Probe | VectorProbe | None = None,
 ) -> table.Loads:
     """Returns the figures of one round: load -> one row. Raises SystemExit if the probe differs.
 
     `contents` are texts, or images in base64, which are sent in turn.
     """
-    bodies = [json.dumps(server.body(content)).encode() for content in contents]
+    bodies = Load(1).bodies(server, contents)
     loads: table.Loads = {}
     with start(server, bodies[0]) as served:
         if probe:
             probe.check(server, served.url)
         wrk.run(served.url, bodies, 4, WARM_UP_S)
-        for count in connections:
-            loads[f"{count} connections"] = [measure_load(served, bodies, count, seconds)]
+        for size in sizes:
+            loads[str(size)] = [measure_load(served, size.bodies(server, contents), size, seconds)]
     return loads
 
 
-def measure_load(served: Running, bodies: list[bytes], connections: int, seconds: float) -> table.Row:
-    """Returns the figures of wrk, the server's CPU time for a thousand answers, and its memory after."""
+def measure_load(served: Running, bodies: list[bytes], size: Load, seconds: float) -> table.Row:
+    """Returns the figures of wrk, and of the server: CPU time for a thousand answers, memory after.
+
+    An answer is that to an image or a text.
+    """
     before = cpu_seconds(tree(served.keeper_pid))
-    load = wrk.run(served.url, bodies, connections, seconds)
+    load = wrk.run(served.url, bodies, size.connections, seconds)
     after = cpu_seconds(tree(served.keeper_pid))
     return {
         **asdict(load),
-        "per_second": load.per_second,
-        "cpu_s_per_1000": 1000 * (after - before) / max(1, load.requests),
+        "per_second": load.per_second * size.texts,
+        "cpu_s_per_1000": 1000 * (after - before) / max(1, load.requests * size.texts),
         "memory_mb": memory_mb(served.processes()),
     }
 
@@ -150,8 +218,8 @@ def measure(
     rounds: int,
     seconds: float,
     start: Start,
-    connections: Sequence[int] = (1, 16, 64),
-    probe: Probe | None = None,
+    sizes: Sequence[Load] = (Load(1), Load(16), Load(64)),
+    probe: Probe | VectorProbe | None = None,
 ) -> table.Results:
     """Runs every server once in every round; in process, each precision is on its own."""
     results: table.Results = {}
@@ -163,7 +231,7 @@ def measure(
                 name = table.IN_PROCESS + table.ENDS[precision]
                 table.keep(results, name, {f"{threads} threads": [row]})
             for server in servers:
-                loads = measure_server(server, contents, connections, seconds, start, probe)
+                loads = measure_server(server, contents, sizes, seconds, start, probe)
                 table.keep(results, server.name, loads)
                 progress.update()
     return results
@@ -195,7 +263,7 @@ def chosen(
 
 def main(
     task: Annotated[
-        Task, typer.Option(help="What is sent: a photo, or texts of many lengths.")
+        Task, typer.Option(help="What is sent: a photo, or texts of many lengths to classify or embed.")
     ] = Task.IMAGE,
     photo: Annotated[Path, typer.Option(help="A JPEG, sent as base64 JSON.")] = PHOTO,
     model_dir: Annotated[
@@ -219,16 +287,18 @@ def main(
     """Runs this service and the others in turn; prints medians, ranges and ratios."""
     if shutil.which("wrk") is None:
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
-    folder, loads = environments_dir.resolve(), numbers(connections)
-    if task is Task.TEXT:
-        served = (model_dir or text_model.ensure()).resolve()
+    folder, sizes = environments_dir.resolve(), [Load(count) for count in numbers(connections)]
+    if task is not Task.IMAGE:
+        ensure, kind = ENSURE[task]
+        served = (model_dir or ensure()).resolve()
         contents = text_model.texts(TEXTS)
-        without_http: InProcess = partial(text_limit.in_process, served, contents)
+        without_http: InProcess = partial(text_limit.in_process, kind, served, contents)
+        sizes += LOADS_OF_EMBEDDINGS if task is Task.EMBED else ()
     else:
         served = model.ensure(model_dir or model.FOLDER).resolve()
         contents = [b64encode(photo.read_bytes()).decode()]
         without_http = partial(in_process, served, contents[0])
-    known = TEXT_SERVERS if task is Task.TEXT else SERVERS
+    known = {Task.IMAGE: SERVERS, Task.TEXT: TEXT_SERVERS, Task.EMBED: EMBEDDING_SERVERS}[task]
     servers = chosen(only or [], pipeline, Model.read(served).has(GRAPHS["int8"]), known)
     versions: dict[str, str] = {}
     for server in servers:
@@ -238,13 +308,14 @@ def main(
     def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
         return running(server, served, folder, pipeline, body)
 
-    if task is Task.TEXT:
-        probe = Probe(served, "text", contents[0])
+    if task is Task.IMAGE:
+        probe: Probe | VectorProbe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
     else:
-        probe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
-    results = measure(contents, without_http, servers, rounds, seconds, start, loads, probe)
+        probe = PROBES[task](served, contents[0])
+    results = measure(contents, without_http, servers, rounds, seconds, start, sizes, probe)
     report.print_table("compare", table.lines(results), table.notes(results))
-    what = f"--photo {photo.name} --pipeline {pipeline.value}" if task is Task.IMAGE else "--task text"
+    what = f"--photo {photo.name} --pipeline {pipeline.value}"
+    what = what if task is Task.IMAGE else f"--task {task.value}"
     command = (
         f"python -m benchmarks compare {what} --model {served.name} --rounds {rounds} "
         f"--seconds {seconds} --connections {connections}"

@@ -103,7 +103,7 @@ def against(photo: bytes, rounds: int, seconds: float) -> table.Results:
 
     for _ in range(rounds):
         for server in GPU_SERVERS:
-            loads = compare.measure_server(server, [base64], [CONNECTIONS], seconds, start)
+            loads = compare.measure_server(server, [base64], [compare.Load(CONNECTIONS)], seconds, start)
             table.keep(results, server.name, loads)
     return results
 

@@ -30,9 +30,9 @@ class Server:
     """Arguments of Python; MODEL, PORT and PIPELINE are replaced."""
 
     path: str = "/predict"
-    body: Callable[[str], dict[str, Any]] = lambda base64: {"image": base64}
-    """Makes the request's JSON from base64 or a text; the default is our own of images, as most servers
-    prescribe none."""
+    body: Callable[[Any], dict[str, Any]] = lambda base64: {"image": base64}
+    """Makes the request's JSON from base64, a text or a list of texts; the default is our own of images,
+    as most servers prescribe none."""
 
     settings: tuple[tuple[str, str], ...] = ()
     """Environment variables."""
@@ -76,6 +76,11 @@ def text_request(text: str) -> dict[str, Any]:
 def infinity_request(text: str) -> dict[str, Any]:
     """Returns Infinity's request."""
     return {"model": "model", "input": [text]}
+
+
+def openai_request(text: str | list[str]) -> dict[str, Any]:
+    """Returns OpenAI's request for vectors; its Python client asks for base64, too."""
+    return {"input": text, "encoding_format": "base64"}
 
 
 def ours(name: str, precision: str = "fp32", **settings: str) -> Server:
@@ -178,6 +183,34 @@ TEXT_SERVERS = [
     of_texts(lent(TRITON, "bf16"), body=tensor_request),
 ]
 """Servers of `compare --task text`."""
+
+INFINITY = next(server for server in TEXT_SERVERS if server.name == "infinity")
+SENTENCE_TRANSFORMERS = Environment(
+    "sentence-transformers",
+    ("sentence-transformers[onnx]==5.2.3", "transformers<5", "torch==2.12.1", "uvicorn[standard]"),
+)
+
+
+def of_embeddings(server: Server, **more: Any) -> Server:  # fields of Server, of several types
+    """Returns a server of embeddings."""
+    return of_texts(server, **{"path": "/v1/embeddings", "body": openai_request, **more})
+
+
+def handler(runtime: str, environment: Environment) -> Server:
+    """Returns FastAPI with a handler for embeddings."""
+    command = ("-m", "benchmarks.peers.embed_server", "MODEL", "PORT", runtime)
+    return of_embeddings(Server(f"fastapi, {runtime}", environment, command))
+
+
+EMBEDDING_SERVERS = [
+    of_embeddings(ours("this service")),
+    of_embeddings(INFINITY, path="/embeddings"),
+    handler("onnx", FASTAPI),
+    handler("sentence-transformers", SENTENCE_TRANSFORMERS),
+    of_embeddings(ours("this service" + ENDS["int8"], "int8")),
+    of_embeddings(ours("this service" + ENDS["bf16"], "bf16")),
+]
+"""Servers of `compare --task embed`."""
 
 GPU_SERVERS = [
     ours("this service", "auto", device="cuda"),

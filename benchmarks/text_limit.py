@@ -15,10 +15,15 @@ BATCH = 8
 
 
 def in_process(
-    model_dir: Path, texts: Sequence[str], threads: int, seconds: float, precision: str
+    kind: type[ClassifyTexts],
+    model_dir: Path,
+    texts: Sequence[str],
+    threads: int,
+    seconds: float,
+    precision: str,
 ) -> float:
     """Returns the texts a second of `threads` threads, with a session each."""
-    works = [work(ClassifyTexts(str(model_dir), precision), texts, first) for first in range(threads)]
+    works = [work(kind(str(model_dir), precision), texts, first) for first in range(threads)]
     return rate(works, seconds)
 
 

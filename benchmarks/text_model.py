@@ -1,7 +1,8 @@
-"""Text classifier with random weights, with which servers are compared: DistilBERT-base's shape.
+"""Models of texts with random weights, with which servers are compared.
 
-Made without PyTorch and transformers: the graph as they export it, node by node, and a WordPiece
-vocabulary of made-up words. `compare`, `limit` and a notebook use it.
+The classifier has DistilBERT-base's shape, the embedding model that of all-MiniLM-L6-v2. They are made
+without PyTorch and transformers: the graph as they export it, node by node, and a WordPiece vocabulary
+of made-up words. `compare`, `limit` and a notebook use them.
 """
 
 import json
@@ -15,11 +16,21 @@ from onnx import TensorProto, helper, numpy_helper
 from tokenizers import BertWordPieceTokenizer, processors
 
 FOLDER = Path("runs/benchmark-text-model")
+EMBEDDING_FOLDER = Path("runs/benchmark-embedding-model")
 LABELS = ("NEGATIVE", "POSITIVE")
 VOCABULARY, POSITIONS, WIDTH, HEADS, LAYERS = 30_522, 512, 768, 12, 6
+EMBEDDING_WIDTH = 384
+MODULES = (
+    ("models.Transformer", ""),
+    ("models.Pooling", "1_Pooling"),
+    ("models.Normalize", "2_Normalize"),
+)
+"""Modules of sentence-transformers in an embedding model, and their folders."""
+
 LENGTHS = (5, 60)
 """Fewest and most tokens of a text, the two special ones among them."""
 
+TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_max_length": 512}
 SYLLABLES = [a + b + c for a in "bdfklmnprst" for b in "aeiou" for c in ("", "n", "s")]
 WORDS = [first + second for first in SYLLABLES for second in SYLLABLES]
 """27,225 words; each is a token."""
@@ -32,11 +43,27 @@ def ensure(folder: Path = FOLDER) -> Path:
     return folder
 
 
-def make(folder: Path, width: int = WIDTH, layers: int = LAYERS) -> None:
+def ensure_embedding(folder: Path = EMBEDDING_FOLDER) -> Path:
+    """Returns the folder, and makes the embedding model first where it holds none: 90 MB."""
+    if not (folder / "modules.json").exists():
+        make(folder, EMBEDDING_WIDTH, embeds=True)
+        modules = [
+            {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.{kind}"}
+            for idx, (kind, path) in enumerate(MODULES)
+        ]
+        pooling = {"word_embedding_dimension": EMBEDDING_WIDTH, "pooling_mode_mean_tokens": True}
+        for _, path in MODULES[1:]:
+            (folder / path).mkdir(exist_ok=True)
+        (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+        (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def make(folder: Path, width: int = WIDTH, layers: int = LAYERS, *, embeds: bool = False) -> None:
     """Writes an export: `config.json`, `tokenizer.json`, `model.onnx`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": ["DistilBertForSequenceClassification"],
+        "architectures": ["DistilBertModel" if embeds else "DistilBertForSequenceClassification"],
         "model_type": "distilbert",
         "dim": width,
         "hidden_dim": 4 * width,
@@ -54,7 +81,9 @@ def make(folder: Path, width: int = WIDTH, layers: int = LAYERS) -> None:
     ends = [(name, tokenizer.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
     tokenizer.post_processor = processors.BertProcessing(*ends)
     tokenizer.save(str(folder / "tokenizer.json"))
-    onnx.save(Graph(width).classifier(layers), folder / "model.onnx")
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+    graph = Graph(width)
+    onnx.save(graph.encoder(layers) if embeds else graph.classifier(layers), folder / "model.onnx")
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -75,6 +104,17 @@ class Graph:
 
     def classifier(self, layers: int) -> onnx.ModelProto:
         """Returns the model: int64 `input_ids` and `attention_mask` [N, T] in, `logits` [N, 2] out."""
+        width, hidden = self._width, self._hidden(layers)
+        first = self._op("Gather", hidden, self._constant(np.int64(0)), axis=1)
+        pooled = self._op("Relu", self._linear(first, width, width))
+        return self._model(self._linear(pooled, width, len(LABELS)), "logits", len(LABELS))
+
+    def encoder(self, layers: int) -> onnx.ModelProto:
+        """Returns the model: the same in, `last_hidden_state` [N, T, width] out."""
+        return self._model(self._hidden(layers), "last_hidden_state", "tokens", self._width)
+
+    def _hidden(self, layers: int) -> str:
+        """Adds the layers."""
         width = self._width
         length = self._op("Gather", self._op("Shape", "input_ids"), self._constant(np.int64(1)))
         places = self._op("Range", self._constant(np.int64(0)), length, self._constant(np.int64(1)))
@@ -87,10 +127,11 @@ class Graph:
             hidden = self._norm(self._op("Add", self._attention(hidden, absent), hidden))
             inner = self._op("Gelu", self._linear(hidden, width, 4 * width))
             hidden = self._norm(self._op("Add", self._linear(inner, 4 * width, width), hidden))
-        first = self._op("Gather", hidden, self._constant(np.int64(0)), axis=1)
-        pooled = self._op("Relu", self._linear(first, width, width))
-        logits = self._linear(pooled, width, len(LABELS))
-        self._nodes.append(helper.make_node("Identity", [logits], ["logits"]))
+        return hidden
+
+    def _model(self, source: str, name: str, *shape: str | int) -> onnx.ModelProto:
+        """Returns the model with this output."""
+        self._nodes.append(helper.make_node("Identity", [source], [name]))
         graph = helper.make_graph(
             self._nodes,
             "distilbert",
@@ -98,7 +139,7 @@ class Graph:
                 helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"])
                 for name in ("input_ids", "attention_mask")
             ],
-            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(LABELS)])],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape])],
             self._weights,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

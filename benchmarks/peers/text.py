@@ -1,4 +1,4 @@
-"""Shared work of the other servers that classify texts: the class of each."""
+"""Shared work of the other servers of texts: the class, or the vector, of each."""
 
 import json
 from collections.abc import Sequence
@@ -37,10 +37,25 @@ class ClassifyTexts:
 
     def __call__(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         """Answers one batch."""
+        scores = [best(self.labels, logits, 1)[0] for logits in self.infer(texts)[0]]
+        return [{"prediction": score["label"], "probability": score["probability"]} for score in scores]
+
+    def infer(self, texts: Sequence[str]) -> tuple[Any, Any]:
+        """Returns the network's output [texts, ...] and the attention mask [texts, tokens]."""
         encodings = self.tokenizer.encode_batch(texts)
+        mask = np.array([encoding.attention_mask for encoding in encodings])
         inputs = {
             "input_ids": np.array([encoding.ids for encoding in encodings]),
-            "attention_mask": np.array([encoding.attention_mask for encoding in encodings]),
+            "attention_mask": mask,
         }
-        scores = [best(self.labels, logits, 1)[0] for logits in self.session.run((), inputs)[0]]
-        return [{"prediction": score["label"], "probability": score["probability"]} for score in scores]
+        return self.session.run((), inputs)[0], mask
+
+
+class EmbedTexts(ClassifyTexts):
+    """The same for vectors: the mean of the tokens' vectors, with the length 1."""
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        """Returns the vectors of one batch, float32 [texts, width]."""
+        states, mask = self.infer(texts)
+        sums = np.einsum("ntw,nt->nw", states, mask.astype(np.float32))
+        return sums / np.linalg.norm(sums, axis=1, keepdims=True)

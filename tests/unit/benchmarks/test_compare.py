@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks import compare, environments, model, servers, table, text_limit, text_model
 from benchmarks.__main__ import app
+from benchmarks.peers.text import ClassifyTexts
 from benchmarks.servers import Pipeline
 from smallplates.cli.load import options
 from smallplates.settings import ROOT
@@ -204,6 +205,20 @@ def test_servers_of_texts_are_asked_as_they_want() -> None:
             assert module.is_file()
 
 
+def test_a_request_for_vectors_has_one_text_or_several() -> None:
+    texts = ["a", "b", "c", "d", "e"]
+    for server in servers.EMBEDDING_SERVERS:
+        bodies = [json.loads(body) for body in compare.Load(4, 2).bodies(server, texts)]
+        assert [body["input"] for body in bodies] == [["a", "b"], ["c", "d"]]
+        bodies = [json.loads(body) for body in compare.Load(16).bodies(server, texts)]
+        assert [body["input"] for body in bodies] == texts
+        assert server.path.endswith("/embeddings")
+    assert [str(compare.Load(4, 32)), str(compare.Load(16))] == [
+        "4 connections, 32 texts each",
+        "16 connections",
+    ]
+
+
 def test_texts_are_computed_in_process_by_length(tmp_path: Path) -> None:
     text_model.make(tmp_path, width=12, layers=1)
     texts = text_model.texts(40)
@@ -219,4 +234,4 @@ def test_texts_are_computed_in_process_by_length(tmp_path: Path) -> None:
     assert sorted(text for batch in seen for text in batch) == sorted(texts)
     lengths = sorted((min(map(len, batch)), max(map(len, batch))) for batch in seen)
     assert all(most <= least for (_, most), (least, _) in pairwise(lengths))
-    assert text_limit.in_process(tmp_path, texts, 2, 0.05, "fp32") > 0
+    assert text_limit.in_process(ClassifyTexts, tmp_path, texts, 2, 0.05, "fp32") > 0
