@@ -1,6 +1,7 @@
 """Exports of networks for texts, made on the spot as transformers would write them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ WORDS = {"awful": 0, "dull": 0, "bread": 1, "table": 1, "wonderful": 2, "warm": 
 
 SPANS = {"warm": (9, 2), "soup": (2, 9), "wonderful": (6, 6), "[CLS]": (4, 4), "<s>": (4, 4)}
 """Logits of words as the first and the last one of an answer; those of all others are 0."""
+
+TAG_NAMES = ["O", "B-DISH", "I-DISH", "PLACE"]
+TAGS = {
+    "wonderful": (0, 3, 0, 0),
+    "warm": (0, 3, 1, 0),
+    "soup": (0, 1, 3, 0),
+    "bread": (0, 3, 2, 0),
+    "table": (0, 0, 0, 5),
+}
+"""Logits of words for each of TAG_NAMES."""
 
 TEXTS = ["the soup was wonderful and warm", "awful and dull", "the bread on the table was cold"] * 20
 HOSTILE_BYTES = 256 * 1024
@@ -111,6 +122,31 @@ def asked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: A
             if (number := tokenizer.token_to_id(name)) is not None:
                 logits[number] = values
     return graphs.saved(graphs.question_answering(logits, **graph), folder)
+
+
+def tagged(
+    folder: Path,
+    tokenizer: Tokenizer,
+    config: dict[str, Any],
+    logits: Mapping[str, Sequence[float]] = TAGS,
+    **graph: Any,
+) -> Path:
+    """The same for token classification; tokens have these `logits`, all others those of `O`."""
+    names = {str(index): name for index, name in enumerate(TAG_NAMES)}
+    content = {"architectures": ["BertForTokenClassification"], "id2label": names, **config}
+    files(folder, tokenizer, content)
+    made = np.zeros((tokenizer.get_vocab_size(), len(TAG_NAMES)), np.float32)
+    made[:, 0] = 4
+    for token, numbers in logits.items():
+        if (number := tokenizer.token_to_id(token)) is not None:
+            made[number] = numbers
+    return graphs.saved(graphs.token_classifier(made, **graph), folder)
+
+
+def compared(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
+    """The same for pairs of texts: `warm` makes entailment likely, `awful` contradiction."""
+    names = {"0": "contradiction", "1": "neutral", "2": "Entailment"}
+    return saved(folder, tokenizer, {"id2label": names, **config}, **graph)
 
 
 def encoded(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:

@@ -146,6 +146,17 @@ def question_answering(
     return model(nodes, inputs, [value(name, axes=axes) for name in outputs], weights)
 
 
+def token_classifier(
+    embeddings: NDArray[np.float32], names: Sequence[str] = ("input_ids", "attention_mask")
+) -> onnx.ModelProto:
+    """Inputs of these names, of tokens; output `logits` FP32 [N, n, labels]: their `embeddings`."""
+    weights = [numpy_helper.from_array(embeddings.astype(np.float32), "embeddings")]
+    axes = ("batch_size", "sequence_length")
+    inputs = [value(name, TensorProto.INT64, axes) for name in names]
+    output = value("logits", axes=[*axes, embeddings.shape[1]])
+    return model([node("Gather", "embeddings input_ids", "logits")], inputs, [output], weights)
+
+
 def last_token_classifier(embeddings: NDArray[np.float32], positions: int = 64) -> onnx.ModelProto:
     """Inputs `input_ids` and `attention_mask`; `logits` are the `embeddings` of the last place.
 

@@ -59,7 +59,7 @@ PRECISIONS = {
     "`auto` uses it if it agrees with fp32.",
     "bf16": "On CPUs that have instructions for it, with OpenVINO or PyTorch. "
     "`auto` uses it if it agrees with fp32 and is faster.",
-    "int8": "On CPUs. For images, text classification, embeddings and ranking, from a file that "
+    "int8": "On CPUs. For images and texts, from a file that "
     "`smallplates export` or `smallplates quantize` writes; `auto` uses the file if it is fit, agrees "
     "with fp32 and is faster. "
     "For `question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "

@@ -25,8 +25,8 @@ from smallplates.export.stored_weights import restore_float32_weights, store_wei
 from smallplates.models.description import Int8Verdict, Kind
 from smallplates.models.folder import Model
 from smallplates.models.scores import ACTIVATIONS, sigmoid
-from smallplates.models.task_kinds import EMBEDDING, RANKING, kind_of
-from smallplates.models.tensors import Item
+from smallplates.models.task_kinds import EMBEDDING, RANKING, TOKEN_CLASSIFICATION, kind_of
+from smallplates.models.tensors import Array, Item
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
 
@@ -110,7 +110,7 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     for number, line in enumerate(lines, 1):
         text, _, label = line.partition("\t") if kind.name != EMBEDDING else (line, "", "")
         fields = {"query": text, "texts": [label]} if kind.name == RANKING else {"text": text}
-        label = label.strip() if model.labels else ""
+        label = label.strip() if model.labels and kind.name != TOKEN_CLASSIFICATION else ""
         if text == "sentence" and not items:
             continue
         if label and class_index(label, model.labels) is None:
@@ -142,7 +142,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
     networks = network(model, source), network(model, made)
     expected, actual = (
         np.concatenate(
-            [one.compared([a[None] for a in item])[0] for item in tqdm(sentences.items, delay=2)]
+            [rows(one.compared([a[None] for a in item])[0]) for item in tqdm(sentences.items, delay=2)]
         )
         for one in networks
     )
@@ -151,7 +151,8 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
     if model.labels:
         activation = ACTIVATIONS[model.description.text_pipeline.activation]
         answers = activation(expected), activation(actual)
-        fields = comparison(model, *answers, sentences.labels, logits, samples, "texts")
+        noun = "tokens" if model.description.task == TOKEN_CLASSIFICATION else "texts"
+        fields = comparison(model, *answers, sentences.labels, logits, samples, noun)
         return Verdict(**fields, megabytes=sizes, method=method, fp32_nodes=[])
     names = dict(zip(("fp32", "int8"), logits, strict=True))
     outputs = [np.concatenate([infer(one[None]) for one in samples]) for infer in logits]
@@ -160,6 +161,11 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
     ms = milliseconds(names, samples)
     further = {"sample_difference": difference, "method": method, "megabytes": sizes, "batch_ms": ms}
     return Int8Verdict.model_validate({**compared, **further})
+
+
+def rows(output: Array) -> Array:
+    """Returns an output [1, ..., size] as [N, size]: a row for the text, or for each of its tokens."""
+    return output.reshape(-1, output.shape[-1])
 
 
 def likeness(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> dict[str, Any]:

@@ -42,6 +42,14 @@ def probabilities(expected: Array, found: Array) -> Difference:
     return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)
 
 
+def labels_of_tokens(expected: Array, found: Array) -> Difference:
+    """Compares logits [..., tokens, labels]; the best label may differ if both are as probable.
+
+    Among hundreds of made-up tokens, there are always some whose two best labels are equally probable.
+    """
+    return probabilities(expected, found)._replace(has_same_best=True)
+
+
 def directions(expected: Array, found: Array) -> Difference:
     """Compares vectors [..., size] by the distance of their directions, infinite if not finite.
 

@@ -212,8 +212,9 @@ class ModelDescription(BaseModel):
 
     task: str = IMAGE_CLASSIFICATION
     """What the model does with a request: `image-classification`, `text-classification`,
-    `question-answering`, `embedding`, `ranking`, `tensor` for a graph that is called with tensors only,
-    or `module:Class` for a Python class of yours."""
+    `zero-shot-classification`, `token-classification`, `question-answering`, `embedding`, `ranking`,
+    `tensor` for a graph that is called with tensors only, or `module:Class` for a Python class of
+    yours."""
 
     labels: list[str] = []
     """Class names, in the order of the network's outputs."""

@@ -10,12 +10,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from smallplates.models.comparison import Compare, directions, probabilities, relative
+from smallplates.models.comparison import Compare, directions, labels_of_tokens, probabilities, relative
 from smallplates.plugins import plugins
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
 TEXT_CLASSIFICATION, QUESTION_ANSWERING = "text-classification", "question-answering"
 EMBEDDING, RANKING = "embedding", "ranking"
+TOKEN_CLASSIFICATION, ZERO_SHOT = "token-classification", "zero-shot-classification"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ KINDS = (
         compare=relative,
     ),
     TaskKind(
+        ZERO_SHOT,
+        "smallplates.tasks.zero_shot_classification:ZeroShotClassification",
+        needs=("labels", "text"),
+        head="ForSequenceClassification",
+        outputs={"logits": ("label",)},
+        is_pair=True,
+        plain_graph=True,
+        compare=probabilities,
+    ),
+    TaskKind(
         TEXT_CLASSIFICATION,
         "smallplates.tasks.text_classification:TextClassification",
         needs=("labels", "text"),
@@ -94,6 +105,15 @@ KINDS = (
         outputs={"logits": ("label",)},
         plain_graph=True,
         compare=probabilities,
+    ),
+    TaskKind(
+        TOKEN_CLASSIFICATION,
+        "smallplates.tasks.token_classification:TokenClassification",
+        needs=("labels", "text"),
+        head="ForTokenClassification",
+        outputs={"logits": ("token", "label")},
+        plain_graph=True,
+        compare=labels_of_tokens,
     ),
     TaskKind(
         QUESTION_ANSWERING,

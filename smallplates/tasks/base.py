@@ -57,6 +57,8 @@ class Field:
     """Whether it is BYTES with JSON text: an object, or a list of other values than scalars."""
 
     required: bool = True
+    takes_list: bool = False
+    """Whether it is a text that JSON may also have as a list of texts."""
 
 
 def fields_of(schema: Schema) -> tuple[Field, ...]:
@@ -72,6 +74,8 @@ def field_of(name: str, schema: Schema, required: bool) -> Field:
     choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
     if len(choices) == 1 and not required:
         return field_of(name, choices[0], required)
+    if sorted(str(choice.get("type")) for choice in choices) == ["array", "string"]:
+        return Field(name, "BYTES", required=required, takes_list=True)
     is_list = schema.get("type") == "array"
     value = schema.get("items", {}) if is_list else schema
     datatype = "FP32" if value.get("format") == "float" else DATATYPES.get(str(value.get("type")))
@@ -141,7 +145,7 @@ class Task:
     """Maximum number of candidates without `top_k`."""
 
     prepares_together: bool = False
-    """Whether `preprocess_all` is faster than a thread for each input."""
+    """Whether `preprocess_all` is faster than a thread for each input; calls `check_all` first."""
 
     inline_limit: int = 0
     """Size in bytes of the largest input for which `is_cheap` is called."""
@@ -211,6 +215,9 @@ class Task:
     def is_cheap(self, fields: Fields) -> bool:
         """Returns whether `preprocess` may run on the event loop; called for small inputs only."""
         return True
+
+    def check_all(self, requests: Sequence[Fields]) -> None:
+        """Raises RequestError if the inputs of a request are too large together."""
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Turns a request's fields into items for the engine.

@@ -122,7 +122,7 @@ class QuestionAnswering(TextTask):
         texts = {name: fields[name] for name in ("question", "context")}
         (encoding,) = self.encode([self.reading(texts, None).texts])
         check_known(texts, encoding)
-        part, windows = self.windows(encoding, [*texts])
+        part, windows = self.windows(encoding, [*texts], self._stride)
         ids = np.array(encoding.ids[: part.start])
         passage = Passage(
             texts["context"],

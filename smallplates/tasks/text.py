@@ -87,6 +87,9 @@ class Reading:
     is_cut: bool = False
     """Whether characters have been cut off."""
 
+    cuts_first: bool = False
+    """Whether of a pair only the first text is cut."""
+
 
 class TextTask(Task):
     """Base class of tasks that tokenise a request's texts."""
@@ -228,27 +231,36 @@ class TextTask(Task):
         Raises InvalidTextError and TextTooLongError.
         """
         check_known(reading.texts, encoding)
-        arrays, count = self.arrays(encoding), len(encoding)
-        if count > self.max_tokens:
-            if reading.side is None:
-                raise TextTooLongError(
-                    f"the {' and '.join(reading.texts)} {has(reading.texts)} {count} tokens; at most "
-                    f"{self.max_tokens} are accepted"
-                )
-            kept = kept_tokens(encoding, self.max_tokens, reading.side)
-            arrays = [array[kept] for array in arrays]
-        is_cut = reading.is_cut or count > self.max_tokens
+        kept = self.kept(reading, encoding)
+        arrays = [array[kept] for array in self.arrays(encoding)]
+        is_cut = reading.is_cut or len(encoding) > self.max_tokens
         return Prepared([arrays], reading.context, truncated=is_cut, tokens=len(arrays[0]))
+
+    def kept(self, reading: Reading, encoding: Encoding) -> Array | slice:
+        """Returns which tokens the model gets: all, or if they are too many, bool [tokens].
+
+        Raises TextTooLongError.
+        """
+        count = len(encoding)
+        if count <= self.max_tokens:
+            return slice(None)
+        others = sum(number != 0 for number in encoding.sequence_ids)
+        if reading.side is None or (reading.cuts_first and others >= self.max_tokens):
+            raise TextTooLongError(
+                f"the {' and '.join(reading.texts)} {has(reading.texts)} {count} tokens; at most "
+                f"{self.max_tokens} are accepted"
+            )
+        return kept_tokens(encoding, self.max_tokens, reading.side, reading.cuts_first)
 
     def arrays(self, encoding: Encoding) -> list[Array]:
         """Returns the graph's inputs, each [tokens]."""
         return [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
 
-    def windows(self, encoding: Encoding, names: Sequence[str]) -> tuple[slice, list[Span]]:
-        """Splits the last text of an encoding into windows; `names` of the texts are for messages.
+    def windows(self, encoding: Encoding, names: Sequence[str], stride: int) -> tuple[slice, list[Span]]:
+        """Splits the last text of an encoding into windows that share `stride` tokens.
 
-        Returns where that text's tokens are, and its windows; a text that fits has only one. Raises
-        TextTooLongError.
+        `names` of the texts are for messages. Returns where the last text's tokens are, and its windows;
+        a text that fits has only one. Raises TextTooLongError.
         """
         sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
         places = np.flatnonzero(sequences == len(names) - 1)
@@ -257,13 +269,13 @@ class TextTask(Task):
         room = self.max_tokens - (len(sequences) - count)
         if count <= room:
             return part, [(0, count)]
-        if room <= self._stride:
+        if room <= stride:
             before = int((sequences == 0).sum())
             raise TextTooLongError(
-                f"the {names[0]} has {before} tokens; at most {room + before - self._stride - 1} are "
+                f"the {names[0]} has {before} tokens; at most {room + before - stride - 1} are "
                 f"accepted for a {names[-1]} that does not fit into one window of {self.max_tokens}"
             )
-        step = room - self._stride
+        step = room - stride
         starts = range(0, count - room + step, step)
         if len(starts) > MAX_WINDOWS:
             raise TextTooLongError(
@@ -287,10 +299,11 @@ class TextTask(Task):
         ]
 
 
-def kept_tokens(encoding: Encoding, most: int, side: str) -> Array:
+def kept_tokens(encoding: Encoding, most: int, side: str, first_only: bool = False) -> Array:
     """Returns whether each token is kept, bool [tokens], if an encoding is cut to `most` of them.
 
-    Special tokens are kept. Of a pair, the longer text is cut first, as by transformers.
+    Special tokens are kept. Of a pair, only the first text is cut, or as by transformers the longer one
+    first.
     """
     sequences = np.array(encoding.sequence_ids, float)  # NaN for special tokens
     kept: Array = np.isnan(sequences)
@@ -298,11 +311,26 @@ def kept_tokens(encoding: Encoding, most: int, side: str) -> Array:
     room = max(0, most - int(kept.sum()))
     shorter = min(room // 2, *map(len, places)) if len(places) > 1 else 0
     shares = [room - shorter, shorter]
-    if len(places[0]) <= len(places[-1]) and len(places) > 1:
+    if first_only:
+        shares = [room - len(places[1]), len(places[1])]
+    elif len(places[0]) <= len(places[-1]) and len(places) > 1:
         shares.reverse()
     for place, share in zip(places, shares, strict=False):
         kept[place[max(0, len(place) - share) :] if side == "left" else place[:share]] = True
     return kept
+
+
+def names_of(field: str, value: Sequence[str] | str, most: int) -> Sequence[str]:
+    """Returns the names in a field, which may be a list or a text with commas between them.
+
+    Raises InvalidRequestError for more than `most`.
+    """
+    count = value.count(",") + 1 if isinstance(value, str) else len(value)
+    if count > most:
+        raise InvalidRequestError(f"{field} may have up to {most} elements, not {count}")
+    if isinstance(value, str):
+        return [name for part in value.split(",") if (name := part.strip())]
+    return value
 
 
 def check_known(texts: Texts, encoding: Encoding) -> None:

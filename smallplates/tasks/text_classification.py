@@ -34,7 +34,7 @@ class TextClassification(TextTask, Classification):
     example = MappingProxyType({"text": "The film was wonderful."})
 
     @classmethod
-    def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
+    def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
         """Returns `labels` and `text`; see `Task.from_export`."""
         if config.problem_type == REGRESSION:
             raise ValueError("problem_type is regression, which has no classes")

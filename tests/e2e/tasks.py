@@ -20,7 +20,7 @@ from tests.conftest import started
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 PYTHON = {"own": "Obedient", "numbers": "Numbers", "squares": "Squares"}
-TEXTS = ("sentiment", "reader", "vectors", "ranker")
+TEXTS = ("sentiment", "reader", "vectors", "ranker", "tagger", "implied")
 MODELS = ("food11", *TEXTS, *PYTHON, "sums", "places", "twice")
 
 
@@ -69,6 +69,8 @@ def every_task(folder: Path) -> Iterator[Service]:
         folder / "vectors", ("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {})
     )
     exports.ranked(folder / "ranker", exports.word_piece(), {}, names=TOKENS)
+    exports.tagged(folder / "tagger", exports.word_piece(), {}, names=TOKENS)
+    exports.compared(folder / "implied", exports.word_piece(), {})
     for name, task in PYTHON.items():
         described = {"name": name, "version": "1", "task": f"tests.fake.python_task:{task}"}
         write_description(folder / name, described)

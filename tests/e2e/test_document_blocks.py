@@ -216,6 +216,8 @@ def page_in(folder: Path) -> Iterator[Page]:
     exports.asked(folder / "exports" / "questions", exports.word_piece(), {}, names=NAMES)
     exports.encoded(folder / "exports" / "embeddings", exports.word_piece(), {}, names=NAMES)
     exports.ranked(folder / "exports" / "reranker", exports.word_piece(), {}, names=NAMES)
+    exports.tagged(folder / "exports" / "tagger", exports.word_piece(), {}, names=NAMES)
+    exports.compared(folder / "exports" / "implied", exports.word_piece(), {}, names=NAMES)
     for name in ("export", "folder"):
         (folder / "path" / "to" / name).symlink_to(folder / "exports" / "sentiment")
     (folder / "models" / "distance" / "1").mkdir(parents=True)

@@ -4,6 +4,7 @@
 and what Triton's clients, our client and the command make of it.
 """
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,10 @@ from tests.e2e.services import ask, check_one_sentence, ended
 from tests.e2e.tasks import MODELS, PYTHON, TEXTS, TOKENS, Service
 
 TEXT, READER, OWN = "/predict/sentiment", "/predict/reader", "/predict/own"
+TAGGER, IMPLIED = "/predict/tagger", "/predict/implied"
+SIMPLE = {"aggregation_strategy": "simple"}
+TABLE = {"entity_group": "PLACE", "word": "table", "start": 2, "end": 7}
+ANY = {"hypothesis_template": "{}", "candidate_labels": ["awful", "warm"]}
 QUESTION, CONTEXT, START, END = "what was cold", "Été \U0001f600: the warm soup", 11, 20
 ASKED = {"question": QUESTION, "context": CONTEXT}
 ROW = {"QUESTION": QUESTION, "CONTEXT": CONTEXT, "ALLOW_NO_ANSWER": True}
@@ -81,6 +86,31 @@ ANSWERS: list[tuple[str, Any, Any]] = [
         RANKER,
         {**PAIRS, "texts": ["soup"] * 1000, "raw_scores": True},
         {"ranking": [{"index": index, "score": pytest.approx(0, abs=1e-6)} for index in range(1000)]},
+    ),
+    (TAGGER, {"text": "\U0001f600 table", **SIMPLE}, {"entities": [TABLE]}),
+    (TAGGER, {"text": ["a", "a table"], **SIMPLE}, [{"entities": []}, {"entities": [TABLE]}]),
+    (TAGGER, b"a table", {"entities": [{"entity": "PLACE", "index": 2}]}),
+    (f"{TAGGER}?top_k=1", {"text": "a table", "stride": None}, {"entities": [{"word": "table"}]}),
+    ("/predictions/tagger", {"text": "a table", **SIMPLE}, {"entities": [TABLE]}),
+    (
+        "/v1/models/tagger:predict",
+        {"instances": [{"TEXT": "a table", "AGGREGATION_STRATEGY": "max"}]},
+        {"predictions": [[TABLE]]},
+    ),
+    (IMPLIED, {"text": "soup", **ANY}, {"sequence": "soup", "labels": ["warm", "awful"]}),
+    (f"{IMPLIED}?top_k=1", {"text": "soup", **ANY}, {"labels": ["warm"]}),
+    (
+        IMPLIED,
+        {"text": ["soup", "soup"], **ANY, "candidate_labels": "awful, warm, table"},
+        [{"labels": ["warm", "table", "awful"]}] * 2,
+    ),
+    (IMPLIED, {"text": "soup", "text_pair": "warm"}, {"prediction": "Entailment"}),
+    (f"{IMPLIED}?top_k=3", {"text": ["warm"]}, [{"prediction": "Entailment", "top": [{}, {}, {}]}]),
+    (IMPLIED, b"warm", {"prediction": "Entailment"}),
+    (
+        "/v1/models/implied:predict",
+        {"instances": [{"TEXT": "soup", "CANDIDATE_LABELS": "awful,warm", "MULTI_LABEL": True}]},
+        {"predictions": [{"LABEL": "warm"}]},
     ),
     (OWN, {"number": 7, "length": 3}, {"number": 7, "text": "1 cpuxxx"}),
     ("/predictions/own", {"number": 3}, {"number": 3, "text": "1 cpu"}),
@@ -249,6 +279,31 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
     (RANKER, {**PAIRS, "texts": ["warm", LONG]}, None, 413, "text_too_long"),
     (RANKER, {**PAIRS, "texts": ["a" * 8000] * 2000}, None, 413, "the texts have 16000000 bytes"),
     (RANKER, {**PAIRS, "texts": ["a"] * TOO_MANY}, None, 422, "texts may have 1 to "),
+    (TAGGER, {"text": "a", "aggregation_strategy": "most"}, None, 422, "must be one of none, simple"),
+    (TAGGER, {"text": "a", "stride": 2}, None, 422, "other than none"),
+    (TAGGER, {"text": "bread " * 300, **SIMPLE, "stride": 61}, None, 413, "windows of 64 tokens"),
+    (TAGGER, {"text": "a", "ignore_labels": ["O"] * 17_000}, None, 422, "more than 16384 elements"),
+    (TAGGER, {"text": "a", "ignore_labels": [1]}, None, 422, "invalid_request"),
+    (f"{TAGGER}?top_k=2", {"text": "a"}, None, 422, "invalid_request"),
+    (IMPLIED, {"text": "a", "candidate_labels": ["b"] * 10**6}, None, 422, "more than 16384 elements"),
+    (IMPLIED, {"text": "a", "candidate_labels": "b," * 10**6}, None, 422, "up to 4096 elements"),
+    (IMPLIED, {"text": ["a"] * 4000, "candidate_labels": ["b"] * 4000}, None, 422, "up to 4096 pairs"),
+    (IMPLIED, {"text": ["a", "b"], "candidate_labels": ["c", " "]}, None, 400, "element 1 of"),
+    (IMPLIED, {"text": ["a"] * 64, "candidate_labels": "b" * 300_000}, None, 413, "text_too_long"),
+    (IMPLIED, {"text": ["a"] * 4000, "hypothesis_template": "x" * 10**6}, None, 422, "needs candidate"),
+    (
+        IMPLIED,
+        {"text": "a", **ANY, "hypothesis_template": "{0.__class__}"},
+        None,
+        422,
+        "no other braces",
+    ),
+    (
+        "/predictions/implied",
+        {"text": "a", "candidate_labels": ["b"] * 10**6},
+        None,
+        *(400, "more than 16384 elements"),
+    ),
     (OWN, {"number": 7, "does": "refuse"}, None, 400, "7 is refused"),
     (OWN, {"number": 7, "does": "refuse late"}, None, 400, "7 is refused late"),
     (OWN, {"number": 7, "does": "fail"}, None, 500, "internal_error"),
@@ -367,6 +422,12 @@ TRITON: list[tuple[str, dict[str, Array], dict[str, Any]]] = [
         {"QUERY": texts("bread")[0], "TEXTS": texts("awful", "warm")[:, 0]},
         {"INDEX": [1], "SCORE": [pytest.approx(1 / (1 + np.exp(-10 * 12 / 5)), abs=1e-5)]},
     ),
+    (
+        "implied",
+        {"TEXT": texts("soup", "soup"), "CANDIDATE_LABELS": texts("awful, warm", "bread,wonderful")},
+        {"LABEL": [[b"warm"], [b"wonderful"]]},
+    ),
+    ("implied", {"TEXT": texts("warm")}, {"LABEL": [[b"Entailment"]]}),
     ("own", {"NUMBER": np.array([[9]])}, {"NUMBER": [[9]], "TEXT": [[b"1 cpu"]]}),
     ("own", {"NUMBER": np.array([3, 4]), "PADDING": texts("é", "b,c")[:, 0]}, {"NUMBER": [3, 4]}),
     (
@@ -388,6 +449,8 @@ NO_TRITON: list[tuple[str, dict[str, Array], str]] = [
     ("reader", {"QUESTION": texts("a"), "CONTEXT": texts(LONG)}, "windows of 64 tokens"),
     ("reader", {"QUESTION": texts("a")}, "CONTEXT"),
     ("reader", {"QUESTION": texts("a"), "CONTEXT": texts("a", "b")}, "different numbers"),
+    ("tagger", {"TEXT": texts("a"), "STRIDE": np.array([[2]])}, "other than none"),
+    ("implied", {"TEXT": texts("a"), "CANDIDATE_LABELS": texts(" ")}, "candidate_labels is empty"),
     ("own", {"NUMBER": np.array([5]), "DOES": np.array(["refuse"], object)}, "5 is refused"),
     ("own", {"DOES": np.array(["refuse"], object)}, "NUMBER"),
     ("own_tensor", {"NUMBER": np.array([5])}, "no model"),
@@ -428,6 +491,34 @@ def test_the_best_answers_to_several_questions(tasks: Service, wire: str) -> Non
     assert kinds == {"ANSWER": "object", "SCORE": "float32", "START": "int64", "END": "int64"}
     with pytest.raises(InferenceServerException, match="different numbers of ANSWER"):
         tasks.triton(wire, "reader", arrays, {"top_k": 20})
+
+
+@wires
+def test_entities_are_json(tasks: Service, wire: str) -> None:
+    arrays = {"TEXT": texts("a table", "a"), "AGGREGATION_STRATEGY": texts("none", "first")}
+    (table,), (nothing,) = tasks.triton(wire, "tagger", arrays)["ENTITIES"]
+    assert has(json.loads(table), [{"entity": "PLACE", "word": "table", "start": 2}])
+    assert nothing == b"[]"
+
+
+@wires
+def test_classes_of_a_request_are_named(tasks: Service, wire: str) -> None:
+    arrays = {"TEXT": texts("soup"), "CANDIDATE_LABELS": texts("awful, warm, table, bread")}
+    several = tasks.triton(wire, "implied", arrays, {"top_k": 4})
+    assert several["LABEL"][0, 0] == b"warm"
+    assert several["PROBABILITY"].shape == (1, 4)
+    body = {
+        "inputs": [
+            {"name": name, "shape": [1], "datatype": "BYTES", "data": array[0].tolist()}
+            for name, array in arrays.items()
+        ]
+    }
+    body["outputs"] = [{"name": "PROBABILITY", "parameters": {"classification": 4}}]
+    torchserves = tasks.post("/predictions/implied", {"text": "soup", **ANY}).json()
+    assert list(torchserves) == ["warm", "awful"]
+    (output,) = tasks.post("/v2/models/implied/infer", body).json()["outputs"]
+    assert output["data"][0].endswith(":1:warm")
+    assert output["shape"] == [1, 4]
 
 
 @wires
@@ -522,6 +613,8 @@ DESCRIBED: dict[str, Any] = {
         "limits": {"request_bytes": 20 * 2**20, "text_bytes": 256 * 1024, "tokens": 64},
     },
     "reader": {"task": "question-answering", "labels": [], "text": {"max_tokens": 64}},
+    "tagger": {"task": "token-classification", "labels": exports.TAG_NAMES},
+    "implied": {"task": "zero-shot-classification", "text": {"max_tokens": 64}},
     "own": {
         "task": "tests.fake.python_task:Obedient",
         "labels": [],

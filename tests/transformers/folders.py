@@ -17,6 +17,7 @@ TOKENS = 512
 """Most tokens of a text."""
 
 LABELS = ["NEGATIVE", "NEUTRAL", "POSITIVE"]
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC"]
 COLOURS = ["red", "green", "blue", "white", "black"]
 SIDE = 64
 """Side of an image in pixels."""
@@ -165,6 +166,30 @@ def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
     made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **named(LABELS), **changes)
     made.eval()
     batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        spread_out(made, made(**batch).logits)
+    return saved(folder, made, tokenizer, "text-classification")
+
+
+def token_classifier(folder: Path, network: str) -> Path:
+    """The same of tokens."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    made, tokenizer = NETWORKS[network](folder, "ForTokenClassification", **named(TAGS))
+    made.eval()
+    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        spread_out(made, made(**batch).logits[batch["attention_mask"].bool()])
+    return saved(folder, made, tokenizer, "token-classification")
+
+
+def pair_classifier(folder: Path, network: str, *labels: str) -> Path:
+    """The same of pairs of texts, of which one may follow from the other."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(0)
+    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **named(labels))
+    made.eval()
+    batch = tokenizer(TEXTS, TEXTS[::-1], padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
         spread_out(made, made(**batch).logits)
     return saved(folder, made, tokenizer, "text-classification")

@@ -287,11 +287,10 @@ def field_column(output: Output, call: ColumnCall, answer: Answer) -> Column:
     best = [candidates[: output.classes or call.candidates] for candidates in answer.candidates]
     values: list[Any] = [candidate.get(spec.field.name) for each in best for candidate in each]
     if output.classes:
-        labels = answer.task.labels
-        if not labels:
+        if not answer.task.labels:
             raise InvalidRequestError(f"{spec.name} has no classes")
-        indices = [candidate["index"] for each in best for candidate in each]
-        texts = [class_text(*pair, labels[pair[1]]) for pair in zip(values, indices, strict=True)]
+        classes = [(candidate["index"], candidate["label"]) for each in best for candidate in each]
+        texts = [class_text(value, *one) for value, one in zip(values, classes, strict=True)]
         return Column(spec, [count, len(texts) // count], texts, output.binary)
     same_length("inputs have different numbers", best, spec)
     shape = call.shape if call.entry.inputs[0].dims == (1,) else [call.count, 1]

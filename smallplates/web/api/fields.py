@@ -173,7 +173,7 @@ def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     if task.takes_json:
         return {JSON_BODY: body.removeprefix(BOM)}
     names = task.list_fields if b"[" in body else ()
-    if names:
+    if names or any(field.takes_list for field in task.request):
         check_elements(body)
     fields = (*task.request, TOP_K_FIELD) if native else task.request
     try:
@@ -260,7 +260,7 @@ def decoder(fields: tuple[Field, ...], lists: tuple[str, ...], strict: bool) -> 
         if field.is_json:
             return Any
         value_type: Any = TYPES.get(field.datatype, NotEmpty if field.is_bytes else str)
-        if field.name in lists:
+        if field.name in lists or field.takes_list:
             return value_type | list[value_type]
         return list[value_type] if field.is_list else value_type
 

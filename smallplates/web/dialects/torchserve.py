@@ -100,7 +100,8 @@ def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -
 
         def decode(body: bytes) -> Call:
             fields = fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
-            return call_of(entry.model, fields, len(body), min(TOP, len(task.labels)))
+            count = min(TOP, task.most_candidates) if task.labels else None
+            return call_of(entry.model, fields, len(body), count)
 
         target = Target(entry.model, decode, inline_bytes=inline_bytes(task, content_type))
         call, result = await pipeline.http(request, target)

@@ -42,6 +42,7 @@ T = TypeVar("T")
 SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images than that
 THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
 MIXED_SECONDS = 10.0
+SCALARS = (str, bytes, int, float)
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
 
 
@@ -282,7 +283,9 @@ class ServedModel:
         admission.begin(self.task.request_signature or 0, likely_items, options.timeout_ms)
         different, places = dict(enumerate(inputs)), list(range(len(inputs)))
         if self.task.prepares_together and len(inputs) > 1:
-            different, places = await self._threads.run(partial(without_repeats, inputs), options.bulk)
+            different, places = await self._threads.run(
+                partial(without_repeats, inputs, self.task.check_all), options.bulk
+            )
         prepared: list[Prepared] = []
         while len(prepared) < len(different):
             part = await self._prepare(different, len(prepared), options.bulk)
@@ -404,16 +407,27 @@ class ServedModel:
         return candidates
 
 
-def without_repeats(inputs: Sequence[Input]) -> tuple[dict[int, Input], list[int]]:
+def without_repeats(
+    inputs: Sequence[Input], check_all: Callable[[Sequence[Fields]], None]
+) -> tuple[dict[int, Input], list[int]]:
     """Returns inputs by their indices, without those that are equal to others, and each input's place.
 
-    Raises RequestError.
+    Lists are equal if they are the same object, as are those of a field that all inputs share. Raises
+    RequestError.
     """
-    contents = all_or_error([result_or_error(source.read) for source in inputs], range(len(inputs)))
-    firsts: dict[str, int] = {}
-    indices = [firsts.setdefault(repr(fields), index) for index, fields in enumerate(contents)]
+    results = [result_or_error(source.read) for source in inputs]
+    contents = list(all_or_error(results, range(len(inputs))))
+    check_all(contents)
+    firsts: dict[tuple[Any, ...], int] = {}
+    indices = [firsts.setdefault(identity(fields), index) for index, fields in enumerate(contents)]
     order = {index: place for place, index in enumerate(firsts.values())}
     return {index: inputs[index] for index in order}, [order[index] for index in indices]
+
+
+def identity(fields: Fields) -> tuple[Any, ...]:
+    """Returns what is the same for equal fields, without a copy of their texts."""
+    pairs = fields.items()
+    return tuple((name, value if isinstance(value, SCALARS) else id(value)) for name, value in pairs)
 
 
 def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:

@@ -142,8 +142,8 @@ def test_a_label_that_the_model_does_not_have_is_refused(folder: Path, tmp_path:
     assert f"{misspelt}, line 3: the label 'POSITVE' is none of {known}" in said
 
 
-@pytest.mark.parametrize("task", ["embedding", "ranking"])
-def test_vectors_and_scores_are_judged_by_their_own_measure(tmp_path: Path, task: str) -> None:
+@pytest.mark.parametrize("task", ["embedding", "ranking", "token-classification"])
+def test_what_is_not_a_texts_class_is_judged_by_its_own_measure(tmp_path: Path, task: str) -> None:
     tokenizer = exports.word_piece()
     if task == "embedding":
         folder = exports.encoded(tmp_path / "made", tokenizer, {})
@@ -155,6 +155,10 @@ def test_vectors_and_scores_are_judged_by_their_own_measure(tmp_path: Path, task
             ["warm\tbread", "soup", " "],
             "the cosine of 2 texts with fp32 is 1.0000 on average",
         )
+    elif task == "token-classification":
+        folder = exports.tagged(tmp_path / "made", tokenizer, {})
+        lines = ["warm soup\tno label", "bread"]
+        said = "it names fp32's class for 100.0% of 7 tokens"
     else:
         folder = exports.ranked(tmp_path / "made", tokenizer, {})
         lines, said = (

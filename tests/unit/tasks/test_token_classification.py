@@ -1,0 +1,184 @@
+"""`smallplates.tasks.token_classification`: from exports of token classifiers to entities.
+
+`tests/transformers` compares the entities with those of transformers' pipeline.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.errors import ConfigurationError, RequestError
+from smallplates.models.comparison import labels_of_tokens
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.supervision.planner import task_of
+from smallplates.tasks.base import Prepared
+from smallplates.tasks.text import MAX_WINDOWS, TOKENS
+from smallplates.tasks.token_classification import MAX_IGNORED, TokenClassification
+from tests import exports, graphs
+
+TEXT = "\U0001f600 The Warm soup, bread table"
+"""Its first token is unknown; `The` and the comma have no entity."""
+
+
+def loaded(folder: Path, **settings: Any) -> TokenClassification:
+    model = Model.read(folder)
+    signatures = TokenClassification.plan(model, Settings(), graphs.compared(model))
+    task = task_of(model, Settings.model_validate(settings), {}, signatures)
+    assert isinstance(task, TokenClassification)
+    return task
+
+
+def saved(folder: Path, **config: Any) -> Path:
+    return exports.tagged(folder / "made", exports.word_piece(), config)
+
+
+def found(folder: Path, text: str, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """The entities of a text, by the names that the answer has."""
+    task, model, backend = loaded(folder, **settings or {}), Model.read(folder), OnnxBackend()
+    backend.load(model, Settings(device="cpu"))
+    signature = TokenClassification.plan(model, Settings(), graphs.compared(model))[TOKENS]
+    (prepared,) = task.preprocess_all([{"text": text, **fields}])
+    assert isinstance(prepared, Prepared), prepared
+    outputs = []
+    for item in prepared.items:
+        (logits,) = backend.infer(signature, [array[np.newaxis] for array in item])
+        outputs.append([logits[0]])
+    return task.to_json(task.postprocess(prepared, outputs, 1), False)["entities"]
+
+
+def score(*logits: float) -> float:
+    """The probability of the first of these logits."""
+    return math.exp(logits[0]) / sum(map(math.exp, logits))
+
+
+def test_tokens_are_entities_without_a_strategy(tmp_path: Path) -> None:
+    entities = found(saved(tmp_path), TEXT)
+    assert entities == [
+        {"entity": name, "score": pytest.approx(number), "index": index, "word": word, **span}
+        for name, number, index, word, span in [
+            ("B-DISH", score(3, 0, 1, 0), 3, "warm", {"start": 6, "end": 10}),
+            ("I-DISH", score(3, 0, 1, 0), 4, "soup", {"start": 11, "end": 15}),
+            ("B-DISH", score(3, 0, 2, 0), 6, "bread", {"start": 17, "end": 22}),
+            ("PLACE", score(5, 0, 0, 0), 7, "table", {"start": 23, "end": 28}),
+        ]
+    ]
+    assert list(entities[0]) == ["entity", "score", "index", "word", "start", "end"]
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
+def test_neighbours_of_the_same_label_are_one_entity(strategy: str, tmp_path: Path) -> None:
+    entities = found(saved(tmp_path), TEXT, aggregation_strategy=strategy)
+    names = [(entity["entity_group"], entity["word"]) for entity in entities]
+    assert names == [("DISH", "warm soup"), ("DISH", "bread"), ("PLACE", "table")]
+    assert [TEXT[each["start"] : each["end"]] for each in entities] == ["Warm soup", "bread", "table"]
+    assert entities[0]["score"] == pytest.approx(score(3, 0, 1, 0))
+    assert list(entities[0]) == ["entity_group", "score", "word", "start", "end"]
+
+
+def test_what_is_ignored_is_left_out_by_its_final_name(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    every = found(folder, TEXT, ignore_labels=[])
+    assert [entity["word"] for entity in every][:3] == ["\U0001f600", "the", "warm"]
+    assert [each["word"] for each in found(folder, TEXT, ignore_labels="O, PLACE ,I-DISH")] == [
+        "warm",
+        "bread",
+    ]
+    groups = found(folder, TEXT, aggregation_strategy="simple", ignore_labels=["DISH", "O"])
+    assert [group["word"] for group in groups] == ["table"]
+
+
+LETTERS = {"w": (0, 3, 0, 0), "##f": (0, 0, 2, 0), "##u": (0, 0, 0, 6), "##l": (0, 0, 2, 0)}
+PROBABILITIES = [np.exp(logits) / np.exp(logits).sum() for logits in LETTERS.values()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("simple", [("DISH", "wf", None), ("PLACE", "##u", None), ("DISH", "##l", None)]),
+        ("first", [("DISH", "wful", PROBABILITIES[0][1])]),
+        ("average", [("DISH", "wful", np.mean(PROBABILITIES, axis=0)[2])]),
+        ("max", [("PLACE", "wful", PROBABILITIES[2][3])]),
+    ],
+)
+def test_a_words_label_is_decided_by_its_tokens(
+    strategy: str, expected: list[tuple[str, str, float | None]], tmp_path: Path
+) -> None:
+    tokenizer, names = exports.word_piece(), [*exports.SPECIAL, *LETTERS]
+    tokenizer.model = models.WordPiece({name: n for n, name in enumerate(names)}, unk_token="[UNK]")
+    tokenizer.decoder = decoders.WordPiece()
+    folder = exports.tagged(tmp_path / "made", tokenizer, {}, LETTERS)
+    entities = found(folder, "x wful", aggregation_strategy=strategy)
+    assert [(each["entity_group"], each["word"]) for each in entities] == [one[:2] for one in expected]
+    assert (entities[0]["start"], entities[-1]["end"]) == (2, 6)
+    if expected[0][2]:
+        assert entities[0]["score"] == pytest.approx(expected[0][2])
+
+
+def test_without_marks_a_token_behind_a_space_begins_a_word(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "-": 2, "b": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    logits = {"a": (0, 3, 0, 0), "-": (0, 0, 0, 9), "b": (0, 2, 0, 0)}
+    folder = exports.tagged(tmp_path / "made", tokenizer, {}, logits)
+    entities = found(folder, "a-b b a-z", aggregation_strategy="first")
+    spans = [(each["entity_group"], each["start"], each["end"]) for each in entities]
+    assert spans == [("DISH", 0, 3), ("DISH", 4, 5), ("DISH", 6, 8)]
+    assert entities[0]["word"] == "a - b"
+
+
+def test_long_texts_are_cut_refused_or_read_in_windows(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    text = "and " * 61 + "warm soup " + "and " * 100 + "table"
+    simple = {"aggregation_strategy": "simple"}
+    with pytest.raises(RequestError, match="has 166 tokens; at most 64 are accepted"):
+        loaded(folder).preprocess({"text": text})
+    cut = {"long_text": "truncate"}
+    assert [each["word"] for each in found(folder, text, cut, **simple)] == ["warm"]
+    for stride in (0, 1, 20, 50):
+        entities = found(folder, text, **simple, stride=stride)
+        words = [(each["word"], each["start"]) for each in entities]
+        assert words[-1] == ("table", len(text) - 5)
+        expected = [("warm", 244), ("soup", 249)] if stride == 0 else [("warm soup", 244)]
+        assert words[:-1] == expected, stride
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"aggregation_strategy": "most"}, "must be one of none, simple, first, average, max"),
+        ({"stride": 2}, "other than none"),
+        ({"stride": 62, "aggregation_strategy": "max"}, "stride must be from 0 to 61, not 62"),
+        ({"stride": -1, "aggregation_strategy": "max"}, "stride must be from 0 to 61, not -1"),
+        ({"ignore_labels": ["O"] * (MAX_IGNORED + 1)}, "may have up to 1024 elements, not 1025"),
+        ({"ignore_labels": "," * 10**6}, "may have up to 1024 elements, not 1000001"),
+        ({"text": " "}, "the text is empty"),
+        ({"text": "\0"}, "has no characters that the model knows"),
+        (
+            {"text": "bread " * 130, "stride": 61, "aggregation_strategy": "max"},
+            f"makes 69 windows of 64 tokens; at most {MAX_WINDOWS} are accepted",
+        ),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=words):
+        loaded(saved(tmp_path)).preprocess({"text": "warm", **fields})
+
+
+def test_labels_must_be_those_of_the_graph(tmp_path: Path) -> None:
+    folder = saved(tmp_path, id2label={"0": "O", "1": "B-DISH"})
+    with pytest.raises(ConfigurationError, match=r"needs an output logits \[token, 2 labels\]"):
+        loaded(folder)
+
+
+def test_tokens_may_change_their_label_only_if_two_are_as_probable() -> None:
+    expected, found = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.float32)
+    found[0, 0, 1] = 0.01
+    assert labels_of_tokens(expected, found).has_same_best
+    assert labels_of_tokens(expected, found).worst < 0.01
+    found[1, 2] = [0, 0, 0, 9]
+    assert labels_of_tokens(expected, found).worst > 0.7

@@ -1,0 +1,198 @@
+"""`smallplates.tasks.zero_shot_classification`: from exports of classifiers of pairs to any classes.
+
+`tests/transformers` compares the scores with those of transformers' pipeline.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastapi_onnx.backend import OnnxBackend
+from smallplates.errors import ConfigurationError, RequestError
+from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
+from smallplates.settings import Settings
+from smallplates.supervision.planner import task_of
+from smallplates.tasks.base import Prepared
+from smallplates.tasks.text import TOKENS
+from smallplates.tasks.zero_shot_classification import ZeroShotClassification
+from tests import exports, graphs
+
+LABELS = ["awful", "warm", "table"]
+
+
+def saved(folder: Path, **config: Any) -> Path:
+    return exports.compared(folder / "made", exports.word_piece(), config)
+
+
+def loaded(folder: Path, **settings: Any) -> ZeroShotClassification:
+    model = Model.read(folder)
+    signatures = ZeroShotClassification.plan(model, Settings(), graphs.compared(model))
+    task = task_of(model, Settings.model_validate(settings), {}, signatures)
+    assert isinstance(task, ZeroShotClassification)
+    return task
+
+
+def logits(folder: Path, prepared: Prepared) -> list[list[Any]]:
+    """What the network computes for each item."""
+    model, backend = Model.read(folder), OnnxBackend()
+    backend.load(model, Settings(device="cpu"))
+    signature = ZeroShotClassification.plan(model, Settings(), graphs.compared(model))[TOKENS]
+    outputs = [
+        backend.infer(signature, [array[np.newaxis] for array in item]) for item in prepared.items
+    ]
+    return [[array[0] for array in arrays] for arrays in outputs]
+
+
+def answer(folder: Path, top_k: int = 100, **fields: Any) -> Any:
+    """The answer in JSON."""
+    task = loaded(folder)
+    prepared = task.preprocess({"text": "soup", **fields})
+    candidates = task.postprocess(prepared, logits(folder, prepared), top_k)
+    return task.to_json(candidates, with_top=False)
+
+
+def test_labels_are_sorted_by_how_well_they_follow(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    found = answer(folder, candidate_labels=LABELS, hypothesis_template="{}")
+    mean = 12 / 5  # of the word's logit, over [CLS] soup [SEP] word [SEP]
+    total = np.exp(mean) + 2
+    assert found == {
+        "sequence": "soup",
+        "labels": ["warm", "table", "awful"],
+        "scores": pytest.approx([np.exp(mean) / total, 1 / total, 1 / total]),
+    }
+    best = answer(folder, 1, candidate_labels=" awful,, warm ,table", hypothesis_template="{0}")
+    assert best == {"sequence": "soup", "labels": ["warm"], "scores": found["scores"][:1]}
+
+
+def test_independent_labels_are_compared_with_contradiction(tmp_path: Path) -> None:
+    folder, mean = saved(tmp_path), 12 / 5
+    found = answer(folder, candidate_labels=LABELS, hypothesis_template="{}", multi_label=True)
+    assert found["labels"] == ["warm", "table", "awful"]
+    expected = [1 / (1 + np.exp(-mean)), 0.5, 1 / (1 + np.exp(mean))]
+    assert found["scores"] == pytest.approx(expected)
+    alone = answer(folder, candidate_labels=["warm"], hypothesis_template="{}")
+    assert alone["scores"] == pytest.approx(expected[:1])
+
+
+def test_entailment_may_be_the_first_label(tmp_path: Path) -> None:
+    names = {"0": "entailed", "1": "neutral", "2": "no"}
+    found = answer(
+        saved(tmp_path, id2label=names),
+        candidate_labels=LABELS,
+        hypothesis_template="{}",
+        multi_label=True,
+    )
+    assert found["labels"] == ["awful", "table", "warm"]
+    assert found["scores"][1] == pytest.approx(0.5)
+
+
+def test_without_labels_it_classifies(tmp_path: Path) -> None:
+    found = answer(saved(tmp_path), text="warm")
+    assert found["prediction"] == "Entailment"
+    assert answer(saved(tmp_path), text="soup", text_pair="awful")["prediction"] == "contradiction"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_only_the_text_is_cut(side: str, tmp_path: Path) -> None:
+    folder, tokenizer = saved(tmp_path), exports.word_piece()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    task = loaded(folder, long_text="truncate")
+    text, labels = "warm soup on the table " * 20, ["bread", "and " * 40]
+    prepared = task.preprocess(
+        {"text": text, "candidate_labels": labels, "hypothesis_template": "the {}"}
+    )
+    tokenizer.enable_truncation(64, strategy="only_first", direction=side)
+    expected = [tokenizer.encode(text, f"the {label}").ids for label in labels]
+    assert [item[0].tolist() for item in prepared.items] == expected
+    assert prepared.truncated
+    assert prepared.tokens == 128
+    with pytest.raises(RequestError, match="text and element 0 of candidate_labels together have"):
+        task.preprocess({"text": text, "candidate_labels": ["and " * 62]})
+
+
+@pytest.mark.parametrize(
+    ("template", "hypothesis"),
+    [("{}", "{x} {0.a}"), ("a {0} {0}", "a {x} {0.a} {x} {0.a}"), ("{{}} {}", "{} {x} {0.a}")],
+)
+def test_braces_in_labels_are_no_template(template: str, hypothesis: str, tmp_path: Path) -> None:
+    task = loaded(saved(tmp_path))
+    prepared = task.preprocess(
+        {"text": "warm", "candidate_labels": ["{x} {0.a}"], "hypothesis_template": template}
+    )
+    assert prepared.items[0][0].tolist() == exports.word_piece().encode("warm", hypothesis).ids
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("", "a class", "{{}}", "{", "}", "{} {}", "{} {0}", "{1}", "{x}", "{0.__class__}", "{0[0]}"),
+        *("{!r}", "{:>99999999}", "{:{}}", "{}" + "a" * 1024, "{" * 10**6, "{0}" * 10**5),
+    ],
+)
+def test_other_templates_are_refused(template: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="hypothesis_template must have"):
+        loaded(saved(tmp_path)).preprocess(
+            {"text": "warm", "candidate_labels": ["a"], "hypothesis_template": template}
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"candidate_labels": []}, "candidate_labels is empty"),
+        ({"candidate_labels": " , ,"}, "candidate_labels is empty"),
+        ({"candidate_labels": ["a", " "]}, "the element 1 of candidate_labels is empty"),
+        (
+            {"candidate_labels": ["a", "\ud83d"]},
+            "the element 1 of candidate_labels contains an unpaired",
+        ),
+        ({"candidate_labels": ["a"], "hypothesis_template": "{}\ud83d"}, "contains an unpaired"),
+        ({"candidate_labels": ["a"] * 9}, "candidate_labels may have up to 8 elements, not 9"),
+        ({"candidate_labels": "a," * 10**6}, "up to 8 elements, not 1000001"),
+        ({"candidate_labels": ["a"], "text_pair": "b"}, "send text_pair or candidate_labels"),
+        ({"multi_label": True}, "multi_label needs candidate_labels"),
+        ({"hypothesis_template": "{}"}, "hypothesis_template needs candidate_labels"),
+        ({"candidate_labels": ["a"], "text": " "}, "the text is empty"),
+        ({"candidate_labels": ["a"], "text": "\0"}, "has no characters that the model knows"),
+        ({"candidate_labels": ["\0"], "hypothesis_template": "{}"}, "has no characters"),
+        ({"candidate_labels": ["a" * 2**21]}, "at most 2097152 are accepted"),
+        ({"candidate_labels": ["a" * 2**14], "hypothesis_template": "{0}" * 200}, "at most 2097152"),
+        ({"candidate_labels": ["a"] * 8, "text": "b" * 2**19}, "at most 2097152 are accepted"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
+    task = loaded(saved(tmp_path), max_request_items=8)
+    with pytest.raises(RequestError, match=words):
+        task.preprocess({"text": "warm", **fields})
+
+
+def test_pairs_of_all_texts_and_labels_are_limited(tmp_path: Path) -> None:
+    task = loaded(saved(tmp_path), max_request_items=8)
+    shared = {"candidate_labels": ["a", "b"], "hypothesis_template": "{}"}
+    task.check_all([{"text": "warm", **shared}] * 4)
+    with pytest.raises(RequestError, match="up to 8 pairs of a text and a label"):
+        task.check_all([{"text": "warm", **shared}] * 5)
+
+
+def test_which_models_take_labels(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    described = Model.read(folder).description
+    assert described.task == "zero-shot-classification"
+    other = exports.saved(tmp_path / "other", exports.word_piece(), {})
+    assert Model.read(other).description.task == "text-classification"
+    content = {**described.model_dump(exclude={"image", "int8", "files"}, exclude_none=True)}
+    (folder / "model.json").write_text(json.dumps({**content, "task": "text-classification"}))
+    model = Model.read(folder)
+    names = [field.name for field in kind_of(model.description.task).load().request]
+    assert names == ["text", "text_pair"]
+    content["labels"] = ["no", "yes", "perhaps"]
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "model.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match="no label whose name begins with entail"):
+        loaded(folder)
