@@ -38,6 +38,9 @@ from smallplates.settings import Settings
         ("INSTANCES", "100000"),
         ("MAX_CONNECTIONS", str(10**20)),
         ("OTLP_ENDPOINT", "127.0.0.1:4318"),
+        ("ALIASES", "a"),
+        ("ALIASES", "a=b,=c"),
+        ("ALIASES", "a="),
         ("OTLP_ENDPOINT", "http://127.0.0.1:4318/?a=b"),
     ],
 )
@@ -52,11 +55,13 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SERVING_CORS_ORIGINS", "http://a.example, http://b.example")
     monkeypatch.setenv("SERVING_API_KEY", "hush-hush")
     monkeypatch.setenv("SERVING_DEVICES", "0, 1")
+    monkeypatch.setenv("SERVING_ALIASES", "org/a=one, b=one,")
     monkeypatch.setenv("SERVING_PREFERRED_BATCH_SIZES", "4,8")
     settings = Settings()
     assert settings.instances == 3
     assert settings.devices == [0, 1]
     assert settings.preferred_batch_sizes == [4, 8]
+    assert settings.aliases == {"org/a": "one", "b": "one"}
     assert settings.cors_origins == ["http://a.example", "http://b.example"]
     assert "hush" not in repr(settings)
 

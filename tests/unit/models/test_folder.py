@@ -5,6 +5,7 @@ refused.
 import hashlib
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,25 @@ def test_two_models_of_one_alias_are_refused(tmp_path: Path) -> None:
     one, two = folders(tmp_path, "one", "two", aliases={"photos": "request"})
     with pytest.raises(ConfigurationError, match=f"two models are named photos: {one} and {two}"):
         configured_models(Settings(models=[str(one), str(two)]))
+
+
+@pytest.mark.parametrize(
+    ("aliases", "words"),
+    [
+        ({"a": "one", "b": "photos", "c": "stored"}, None),
+        ({"a": "nobody"}, "SERVING_ALIASES: a=nobody: there is no model nobody"),
+        ({"photos": "one"}, "photos is a model's name"),
+        ({"a": "one", "b": "a"}, "there is no model a"),
+    ],
+)
+def test_aliases_are_of_models_that_are_configured_or_stored(
+    tmp_path: Path, aliases: dict[str, str], words: str | None
+) -> None:
+    (one,) = folders(tmp_path, "one", aliases={"photos": "request"})
+    (tmp_path / "store" / "stored").mkdir(parents=True)
+    settings = Settings(models=[str(one)], model_store=tmp_path / "store", aliases=aliases)
+    with pytest.raises(ConfigurationError, match=words) if words else nullcontext():
+        assert [*configured_models(settings)] == ["one"]
 
 
 @pytest.mark.parametrize(

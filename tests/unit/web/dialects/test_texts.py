@@ -1,0 +1,81 @@
+"""Protocols of texts: errors of a full service, bodies on a path that two protocols share."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smallplates import errors
+from smallplates.tasks.base import Field
+from smallplates.web.api.pipeline import Claim, Target
+from smallplates.web.dialects import openai, rerank, tei
+from smallplates.web.http.request_context import RequestContext
+
+FULL = errors.OverloadedError("the queue is full")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "status", "content"),
+    [
+        (tei, "/embed", 429, {"error": FULL.detail, "error_type": "Overloaded"}),
+        (rerank, "/v2/rerank", 503, {"id": "an id", "message": FULL.detail}),
+        (
+            openai,
+            "/v1/embeddings",
+            503,
+            {
+                "error": {
+                    "message": FULL.detail,
+                    "type": "server_error",
+                    "param": None,
+                    "code": "overloaded",
+                }
+            },
+        ),
+    ],
+)
+def test_a_full_service(dialect: Any, path: str, status: int, content: dict[str, Any]) -> None:
+    response = dialect.DIALECT.error(FULL, RequestContext("an id", path=path))
+    assert (response.status_code, json.loads(bytes(response.body))) == (status, content)
+    assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (errors.DrainingError("x"), 503, "Unhealthy"),
+        (errors.UnauthorizedError("x"), 401, "Validation"),
+        (errors.PayloadTooLargeError("x"), 413, "Validation"),
+        (errors.InternalError("x"), 500, "Backend"),
+        (errors.DeadlineExceededError("x"), 504, "Backend"),
+    ],
+)
+def test_types_of_teis_errors(error: errors.ServingError, status: int, kind: str) -> None:
+    response = tei.error_response(error, RequestContext("an id"))
+    assert (response.status_code, json.loads(bytes(response.body))["error_type"]) == (status, kind)
+
+
+def target(takes_json: bool = False, *names: str) -> Target[Any]:
+    """A model whose requests have these fields."""
+    task = SimpleNamespace(takes_json=takes_json, request=[Field(name, "BYTES") for name in names])
+    model: Any = SimpleNamespace(task=task)
+    return Target(model, bytes.decode)
+
+
+@pytest.mark.parametrize(
+    ("body", "found", "expected"),
+    [
+        (b'{"inputs": 1}', target(False, "text"), True),
+        (b'\xef\xbb\xbf \n{"a": {}, "inputs": null}', target(False, "text"), True),
+        (b'{"inputs": 1}', lambda _: target(), True),
+        (b'{"inputs": 1}', target(False, "inputs"), False),
+        (b'{"inputs": 1}', target(True), False),
+        (b'{"a": {"inputs": 1}}', target(False, "text"), False),
+        (b'{"a": "\\"inputs\\""}', target(False, "text"), False),
+        (b'["inputs"]', target(False, "text"), False),
+        (b"", target(False, "text"), False),
+    ],
+)
+def test_a_body_of_another_protocol_on_the_path(body: bytes, found: Any, expected: bool) -> None:
+    assert Claim("inputs", lambda _: target(), tei.DIALECT).holds(found, body) is expected
