@@ -30,8 +30,9 @@ from smallplates.models.description import (
     TextPipeline,
     Thresholds,
 )
-from smallplates.models.task_kinds import KINDS, PYTHON, TaskKind
+from smallplates.models.task_kinds import EMBEDDING, KINDS, PYTHON, RANKING, TaskKind
 from smallplates.settings import ROOT, Settings
+from smallplates.web.dialects import tei
 
 Devices = dict[str, tuple[str, ...]]
 """Device -> precisions."""
@@ -73,8 +74,14 @@ PROTOCOLS = {
     "tfserving": ("[TensorFlow Serving](protocols.md#tensorflow-serving)", ("requests", "tensors")),
     "torchserve": ("[TorchServe](protocols.md#torchserve)", ("requests",)),
     "tcp": ("[TCP](protocols.md#tcp)", ("requests",)),
+    "openai": ("[OpenAI](protocols.md#openai)", ("requests",)),
+    "tei": ("[TEI](protocols.md#tei)", ("requests",)),
+    "rerank": ("[Reranking](protocols.md#reranking)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
+
+ONLY = {"openai": (EMBEDDING,), "tei": tei.TASKS, "rerank": (RANKING,)}
+"""Protocol -> its tasks, if it is not for all."""
 
 
 def settings_table(settings: type[BaseSettings]) -> str:
@@ -92,7 +99,7 @@ def shown(default: object) -> str:
     """A field's default as the table has it; no key and no path of this machine."""
     if isinstance(default, SecretStr):
         return "random"
-    if default is None or default == []:
+    if default in (None, [], {}):
         return ""
     if isinstance(default, list):
         return f"`{','.join(default)}`"
@@ -237,10 +244,15 @@ def protocols_table() -> str:
         for kind in (*KINDS, PYTHON)
     }
     texts = {kind.name for kind in KINDS if any(f.is_list and f.required for f in kind.load().request)}
+
+    def ways_in(name: str, task: str) -> tuple[str, ...]:
+        if task not in ONLY.get(name, ways):
+            return ()
+        return ways[task][task in texts and name == "tfserving" :]
+
     rows = [
-        [title, *(", ".join(way for way in shown if way in known) or "no" for shown in by_task)]
+        [title, *(", ".join(way for way in ways_in(name, task) if way in known) or "no" for task in ways)]
         for name, (title, known) in PROTOCOLS.items()
-        for by_task in [[ways[task][task in texts and name == "tfserving" :] for task in ways]]
     ]
     return table(["protocol", *(f"`{task}`" for task in ways)], rows)
 
