@@ -107,4 +107,4 @@ def test_huggingface_hub(url: str, vectors: list[list[float]]) -> None:
     scores = InferenceClient(model=f"{url}/similarity").sentence_similarity(
         TEXTS[0], other_sentences=TEXTS
     )
-    assert scores == pytest.approx([1, float(np.dot(*vectors))], abs=1e-5)
+    assert scores == pytest.approx([1, float(np.dot(vectors[0], vectors[1]))], abs=1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import requests
 
-from tests import text_service
+from tests import exports, text_service
 from tests.text_service import ALIAS, DIMENSIONS, MOST_TOKENS
 
 QUERY, DOCUMENTS = "the soup", ["awful and dull", "wonderful and warm", "the table"]
@@ -127,13 +127,14 @@ def test_foreign_token_ids_are_refused_with_the_cure(url: str) -> None:
 
 
 def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
-    tokenizer = text_service.exports.word_piece()
+    tokenizer = exports.word_piece()
     ids = [tokenizer.encode(text).ids for text in DOCUMENTS]
     path = f"{other_url}/v1/embeddings"
     by_ids, by_texts = answer(path, {"input": ids}), answer(path, {"input": DOCUMENTS})
     assert by_ids["data"] == by_texts["data"]
     assert answer(path, {"input": ids[0]})["data"] == by_texts["data"][:1]
-    for wrong in ([[1], "soup", 2], [10**6], [[-1]], [2**70], [[]]):
+    wrongs: list[Json] = [[[1], "soup", 2], [10**6], [[-1]], [2**70], [[]]]
+    for wrong in wrongs:
         assert post(path, {"input": wrong}).status_code == 400
 
 
@@ -173,14 +174,12 @@ def test_tei_cuts_long_texts_by_default_and_at_the_end_that_is_named(url: str) -
     assert first == answer(f"{url}/embed", {"inputs": text, "truncation_direction": "Right"})
     assert first != answer(f"{url}/embed", {"inputs": text, "truncation_direction": "LEFT"})
     assert answer(f"{url}/predict", {"inputs": text, "truncate": True})
-    refused = [
-        post(url + path, {**content, "truncate": False})
-        for path, content in {
-            "/embed": {"inputs": text},
-            "/predict": {"inputs": text},
-            "/rerank": {"query": QUERY, "texts": [text]},
-        }.items()
-    ]
+    bodies: dict[str, Json] = {
+        "/embed": {"inputs": text},
+        "/predict": {"inputs": text},
+        "/rerank": {"query": QUERY, "texts": [text]},
+    }
+    refused = [post(url + path, {**body, "truncate": False}) for path, body in bodies.items()]
     assert [response.status_code for response in refused] == [422] * 3
     assert {response.json()["error_type"] for response in refused} == {"Validation"}
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from smallplates.errors import ServingError
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
-from smallplates.web.api.pipeline import Call, Claim, Pipeline, Target
+from smallplates.web.api.pipeline import Claim, Pipeline, Target
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
 from smallplates.web.http.request_context import RequestContext
@@ -87,7 +87,7 @@ class BodyKind(NamedTuple):
     """A body that says all about a call, also the model's name."""
 
     type: Any  # of the decoded body
-    call: Callable[[CatalogEntry, Any, int], Call]  # for a decoded body of so many bytes
+    call: Callable[[CatalogEntry, Any, int], Any]  # from a decoded body of so many bytes to a Call
     example: Mapping[str, Any]
 
 
@@ -135,16 +135,6 @@ def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
         return dialect.error
     path = f"{scope['path']}/"
     return next((each.error for each in dialects if path.startswith(each.prefixes)), native_error)
-
-
-def example_by_task(bodies: Mapping[str, Mapping[str, Any]]) -> Callable[[CatalogEntry], Any]:
-    """Returns what makes a model's example: the body for its task, with its name."""
-
-    def example(entry: CatalogEntry) -> Any:
-        body = bodies.get(entry.model.description.task)
-        return body and {**body, "model": entry.name}
-
-    return example
 
 
 class Routes(APIRouter):
@@ -206,29 +196,42 @@ class Routes(APIRouter):
 
         return add
 
-    def by_body(self, path: str, summary: str, kinds: Mapping[str, BodyKind], field: str = "") -> None:
+    def by_body(
+        self,
+        path: str,
+        summary: str,
+        kinds: Mapping[str, BodyKind],
+        field: str = "",
+        computes: bool = True,
+    ) -> None:
         """Adds a path whose body names the model, by the task of which it is decoded.
 
-        If an earlier dialect has the path, this one answers JSON objects with `field` there.
+        If an earlier dialect has the path, this one answers JSON objects with `field` there. Without
+        workers (`computes`), the functions of `kinds` return the response.
         """
+        pipeline, settings = self._pipeline, self._pipeline.service.settings
+        most = MAX_ELEMENTS if computes and not settings.accept_token_ids else MAX_IDS
+        decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
 
-        def find(body: bytes) -> Target[Call]:
-            check_elements(body, MAX_IDS if settings.accept_token_ids else MAX_ELEMENTS)
+        def find(body: bytes) -> Target[Any]:
+            check_elements(body, most)
             entry = self._catalog.choose(decode_json(NAMED, body).model, tuple(kinds))
             kind = kinds[entry.model.description.task]
             return Target(entry.model, partial(decode, kind, entry))
 
-        def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Call:
+        def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Any:
             return kind.call(entry, decode_json(decoders[kind.type], body), len(body))
 
-        decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
-        settings = self._pipeline.service.settings
-        bodies = {task: kind.example for task, kind in kinds.items()}
+        def example(entry: CatalogEntry) -> Any:
+            kind = kinds.get(entry.model.description.task)
+            return kind and {**kind.example, "model": entry.name}
 
-        @self.call(path, summary, OBJECTS, example=example_by_task(bodies))
+        @self.call(path, summary, OBJECTS, example=example)
         async def handler(request: Request) -> Response:
-            call, answer = await self._pipeline.http(request, find)
-            assert call.respond  # noqa: S101 of every call that these kinds decode
-            return call.respond(answer, request.scope["context"])
+            if not computes:
+                return await pipeline.compute(request, lambda body: find(body).decode(body))
+            call, answer = await pipeline.http(request, find)
+            response: Response = call.respond(answer, request.scope["context"])
+            return response
 
         self.routes[-1].claim = Claim(field, find, self._dialect)  # type: ignore[attr-defined]

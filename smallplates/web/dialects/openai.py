@@ -30,19 +30,10 @@ CODES = {
 }
 
 
-class Problem(BaseModel):
-    """What went wrong, in words and as a code."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
 class OpenAIError(BaseModel):
-    """The body of an error."""
+    """What went wrong: `message`, `type`, `param` and `code`."""
 
-    error: Problem
+    error: dict[str, str | None]
 
 
 class EmbeddingsRequest(msgspec.Struct):

@@ -4,13 +4,12 @@ Long texts are cut unless a body has `truncate: false`, as with TEI's default `-
 that TEI doesn't have keep their status.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Response
 from pydantic import BaseModel
 
 from smallplates import __version__
@@ -18,13 +17,11 @@ from smallplates.engine import topology
 from smallplates.errors import InvalidRequestError, NotSupportedError, ServingError, TextTooLongError
 from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION
 from smallplates.settings import Settings
-from smallplates.tasks.base import Candidate
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
-from smallplates.web.api.dialect import OBJECTS, BodyKind, Dialect, Routes, example_by_task
-from smallplates.web.api.fields import MAX_IDS, check_elements
+from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
 from smallplates.web.api.texts import Texts, input_of, text_of, texts_of
-from smallplates.web.http.body import decode_json, json_response
+from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
 
@@ -111,7 +108,7 @@ class PredictRequest(Form):
 class TokenizeRequest(Form):
     """The body of `/tokenize`."""
 
-    inputs: str | list[str]
+    inputs: Texts
     add_special_tokens: bool | None = None
 
 
@@ -120,9 +117,6 @@ class DecodeRequest(Form):
 
     ids: list[int | list[int]]
     skip_special_tokens: bool | None = None
-
-
-TOKENIZE, DECODE = msgspec.json.Decoder(TokenizeRequest), msgspec.json.Decoder(DecodeRequest)
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
@@ -185,7 +179,7 @@ def predict(entry: CatalogEntry, asked: PredictRequest, size: int) -> Call:
     is_batch = isinstance(asked.inputs, list) and any(isinstance(each, list) for each in asked.inputs)
     given: Any = asked.inputs if is_batch else [asked.inputs]
     rows = [[row] if isinstance(row, str) else row for row in given]
-    is_ranking = entry.model.description.task == RANKING
+    is_ranking, first = entry.model.description.task == RANKING, labels_of(entry)[0]
     sizes = (2,) if is_ranking else (1, 2)
     if any(len(row) not in sizes for row in rows):
         raise InvalidRequestError(f"the model takes {' or '.join(map(str, sizes))} texts at a time")
@@ -199,17 +193,16 @@ def predict(entry: CatalogEntry, asked: PredictRequest, size: int) -> Call:
     ]
 
     def respond(answer: Answer, _: RequestContext) -> Response:
-        classes = [[class_of(entry, each) for each in candidates] for candidates in answer.candidates]
+        classes = [
+            [
+                {"score": each.get("score", each.get("probability")), "label": each.get("label", first)}
+                for each in candidates
+            ]
+            for candidates in answer.candidates
+        ]
         return reply(entry, [*chain(*rows)], classes if is_batch else classes[0], answer)
 
     return Call(inputs, top_k=len(entry.model.task.labels) or None, respond=respond)
-
-
-def class_of(entry: CatalogEntry, candidate: Candidate) -> dict[str, Any]:
-    """Returns the label and the score of a classifier's or a reranker's candidate."""
-    if "score" in candidate:
-        return {"score": candidate["score"], "label": labels_of(entry)[0]}
-    return {"score": candidate["probability"], "label": candidate["label"]}
 
 
 def labels_of(entry: CatalogEntry) -> list[str]:
@@ -217,12 +210,10 @@ def labels_of(entry: CatalogEntry) -> list[str]:
     return entry.model.description.labels or ["LABEL_0"]
 
 
-def tokenize(catalog: ModelCatalog, body: bytes) -> Response:
+def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Response:
     """Returns the tokens of each text, without cutting any. Raises RequestError."""
-    check_elements(body)
-    asked = decode_json(TOKENIZE, body)
-    task: Any = catalog.choose(asked.model, TASKS).model.task
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    task: Any = entry.model.task
+    texts = texts_of(asked.inputs, entry, entry.model.largest_request)
     prompts = {None: "", **getattr(task, "prompts", {})}
     if asked.prompt_name not in prompts:
         raise InvalidRequestError(f"the model has no prompt {str(asked.prompt_name)[:80]!r}")
@@ -247,11 +238,8 @@ def tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
     ]
 
 
-def decode(catalog: ModelCatalog, body: bytes) -> Response:
+def decode(entry: CatalogEntry, asked: DecodeRequest, _: int) -> Response:
     """Returns the text of token ids, or the texts of several lists. Raises RequestError."""
-    check_elements(body, MAX_IDS)
-    asked = decode_json(DECODE, body)
-    entry = catalog.choose(asked.model, TASKS)
     lists: list[Any] = [*asked.ids] if asked.ids and isinstance(asked.ids[0], list) else [asked.ids]
     skip = asked.skip_special_tokens is not False
     return json_response([text_of(ids, entry, skip) for ids in lists])
@@ -303,15 +291,10 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     for path in ("/", "/invocations"):
         routes.by_body(path, "What the model is for", embedding | ranking | classes)
 
-    def add(path: str, work: Callable[[ModelCatalog, bytes], Response], example: dict[str, Any]) -> None:
-        bodies = example_by_task(dict.fromkeys(TASKS, example))
-
-        @routes.call(path, "Tokens", OBJECTS, example=bodies)
-        async def handler(request: Request) -> Response:
-            return await pipeline.compute(request, partial(work, catalog))
-
-    add("/tokenize", tokenize, {"inputs": TEXTS})
-    add("/decode", decode, {"ids": [[1, 2]]})
+    tokens = BodyKind(TokenizeRequest, tokenize, {"inputs": TEXTS})
+    numbers = BodyKind(DecodeRequest, decode, {"ids": [[1, 2]]})
+    routes.by_body("/tokenize", "Tokens of texts", dict.fromkeys(TASKS, tokens), computes=False)
+    routes.by_body("/decode", "Texts of tokens", dict.fromkeys(TASKS, numbers), computes=False)
 
     @routes.get("/info", summary="A model and its limits", responses=routes.errors(422, 424, 503))
     async def information() -> Response:
