@@ -251,7 +251,10 @@ def protocols_table() -> str:
         return ways[task][task in texts and name == "tfserving" :]
 
     rows = [
-        [title, *(", ".join(way for way in ways_in(name, task) if way in known) or "no" for task in ways)]
+        [
+            title,
+            *(", ".join(way for way in ways_in(name, task) if way in known) or "no" for task in ways),
+        ]
         for name, (title, known) in PROTOCOLS.items()
     ]
     return table(["protocol", *(f"`{task}`" for task in ways)], rows)
