@@ -1,7 +1,8 @@
 """Infinity for texts: its optimum engine, which batches by length, on all cores in one process.
 
 It classifies or embeds. The engine finds a graph only in the current folder. Tried on two cores with 16
-and 64 connections, in texts a second: batches of up to four 51 and 49, eight 51 and 52, sixteen 52 and 49.
+and 64 connections, in texts a second: batches of up to four 51 and 49, eight 51 and 52, sixteen 52 and
+49.
 """
 
 import os

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from fastapi_pt.huggingface import ByName
-from fastapi_pt.tokens import examples, token_network
+from fastapi_pt.huggingface import ByName, token_network
+from fastapi_pt.tokens import examples
 from smallplates.errors import ConfigurationError
 from smallplates.export.int8_onnx import in_one_line
 from smallplates.models.folder import Model

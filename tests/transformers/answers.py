@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +15,17 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.tasks.base import Candidate, Fields, Prepared
 
-BACKENDS = {"fastapi_onnx": OnnxBackend, "fastapi_pt": TorchBackend}
+BACKENDS: dict[str, Any] = {"fastapi_onnx": OnnxBackend, "fastapi_pt": TorchBackend}
 Answers = Callable[[Sequence[Fields]], list[list[Candidate]]]
 
 
 def loaded(backend: str, folder: Path, **options: str) -> Answers:
     """What answers requests; their items share batches as far as the signature lets them."""
-    model, network = Model.read(folder), BACKENDS[backend]()
+    model = Model.read(folder)
+    network: Any = BACKENDS[backend]()
     settings = Settings.model_validate({"device": "cpu", "long_text": "truncate", **options})
     declared = network.signature(model)
-    *_, described = declared, *network.compare_items(model, declared)
+    described = [declared, *network.compare_items(model, declared)][-1]
     signatures = kind_of(model.description.task).load().plan(model, settings, described)
     task = task_of(model, settings, {}, signatures)
     network.load(model, settings)

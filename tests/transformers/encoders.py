@@ -1,6 +1,7 @@
 """Folders of sentence-transformers: random weights, tokenisers trained on the spot."""
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def templated(special: list[str], single: str, pair: str, **options: Any) -> Any
     return transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **options)
 
 
-NETWORKS = {
+NETWORKS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "bert": folders.bert,
     "mpnet": mpnet,
     "roberta": folders.roberta,

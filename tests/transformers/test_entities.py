@@ -21,6 +21,7 @@ Entities = Sequence[Mapping[str, Any]]
 
 def cases() -> Iterator[dict[str, Any]]:
     """Fields of requests, which are the pipeline's options, too."""
+    options: dict[str, Any]
     for strategy in STRATEGIES:
         for options in ({}, {"ignore_labels": []}, {"ignore_labels": ["PER", "B-LOC"]}):
             yield {"aggregation_strategy": strategy, **options}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import pipeline
@@ -14,7 +15,7 @@ TOLERANCE = 1e-3
 NLI = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 TEXTS = [folders.TEXTS[number] for number in (0, 4, 6, 10)] + [" ".join(folders.WORDS * 6)]
 LABELS = [["soup", "bread", "crème brûlée", "{x}"], "soup, bread ,table,", ["one"]]
-OPTIONS = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"multi_label": True},
     {"hypothesis_template": "{{{}}} is {{it}}"},

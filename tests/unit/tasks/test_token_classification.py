@@ -134,7 +134,7 @@ def test_without_marks_a_token_behind_a_space_begins_a_word(tmp_path: Path) -> N
 def test_long_texts_are_cut_refused_or_read_in_windows(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     text = "and " * 61 + "warm soup " + "and " * 100 + "table"
-    simple = {"aggregation_strategy": "simple"}
+    simple: dict[str, Any] = {"aggregation_strategy": "simple"}
     with pytest.raises(RequestError, match="has 166 tokens; at most 64 are accepted"):
         loaded(folder).preprocess({"text": text})
     cut = {"long_text": "truncate"}
