@@ -294,7 +294,7 @@ class BatchExecutor:
         alike = [slot for slot in slots if memory.signature[slot] == tensors.index]
         if not signature.input_axes:
             return alike[:most]
-        share = -(-len(alike) // max(1, memory.serving_workers[0]))
+        share = -(-len(slots) // max(1, memory.serving_workers[0]))
         sizes = {slot: self._padded_sizes(signature, [slot]) for slot in alike[: CHOICE * most]}
         elements = {slot: signature.elements(each) for slot, each in sizes.items()}
         batch: list[int] = []

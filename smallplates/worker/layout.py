@@ -26,9 +26,6 @@ LENGTH = 32  # size of varying axes; most texts are about as long
 SIZES = (1, 4)  # items in a batch, for each thread of a worker
 WINDOW_S, MIN_ROUNDS = 0.5, 2  # the first call of each size plans and allocates
 
-Load = Callable[[int], Backend]
-"""Loads the model for a number of threads."""
-
 
 class Layout(NamedTuple):
     """Workers that compute at a time, their threads, and why."""
@@ -39,12 +36,13 @@ class Layout(NamedTuple):
 
 
 def choose_layout(
-    load: Load, signature: Signature, cores: int, most: int, scratch: Path | None
+    load: Callable[[int], Backend], signature: Signature, cores: int, most: int, scratch: Path | None
 ) -> Layout:
     """Returns the layout in which all cores compute fastest; the same for all instances of a model.
 
     Layouts of ever more threads are measured as long as each takes a tenth less time than the one
-    before. `most` is the largest batch. Without `scratch` nothing is measured.
+    before. `load` loads the model for a number of threads, `most` is the largest batch. Without
+    `scratch` nothing is measured.
     """
 
     def measure() -> Layout:
@@ -63,7 +61,7 @@ def choose_layout(
     return Layout(cores, 1) if alone else Layout(*shared_choice(scratch, "layout", measure))
 
 
-def item_ms(load: Load, signature: Signature, layout: Layout, most: int) -> float:
+def item_ms(load: Callable[[int], Backend], signature: Signature, layout: Layout, most: int) -> float:
     """Returns the milliseconds per item of workers that compute at the same time."""
     sizes = {signature.batch_size or min(size * layout.threads, most) for size in SIZES}
     lengths = signature.sizes_at(LENGTH)

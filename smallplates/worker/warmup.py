@@ -67,7 +67,8 @@ def warm_up(
             for length, batch_ms in by_length.items()
             for size, milliseconds in batch_ms.items()
         }
-        max_batch_elements.append(choose_best(by_elements))
+        is_open = settings.max_batch_size == "auto"
+        max_batch_elements.append(choose_best(by_elements) if is_open else max(by_elements))
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(

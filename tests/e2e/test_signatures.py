@@ -346,7 +346,7 @@ async def test_a_full_device_halves_the_batches_and_loses_nothing(
         assert (await first, await full, await many) == ([99], [5], list(range(7)))
         sizes = (tmp_path / "sizes").read_text().split()[warmed_up:]
         assert sizes[:3] == ["1", "8", "4"]
-        assert set(sizes[3:]) == {"2", "4"}
+        assert {"2", "4"} <= set(sizes[3:]) <= {"1", "2", "4"}  # an item of another length is alone
         assert engine.memory.out_of_memory[0] == 2
         assert engine.memory.smallest_cap == 2
 
@@ -356,9 +356,9 @@ async def test_signatures_that_wait_together_are_computed_apart(
 ) -> None:
     async with all_kinds.used(KINDS["picture"]) as engine:
         first = await held_by(engine)
-        asked = [asyncio.ensure_future(engine.ask(5, 6, place=place)) for place in (2, 1, 0)]
+        asked = [asyncio.ensure_future(engine.ask(5, 5, place=place)) for place in (2, 1, 0)]
         await engine.waiting(6)
         engine.open_gate()
         await first
-        assert await asyncio.gather(*asked) == [[5, 6]] * 3
+        assert await asyncio.gather(*asked) == [[5, 5]] * 3
         assert [engine.executions(place) for place in range(3)] == [{1: 1, 2: 1}, {2: 1}, {2: 1}]
