@@ -20,6 +20,7 @@ try:
         ray,
         scale,
         stress,
+        waits,
     )
 except ModuleNotFoundError as error:
     sys.exit(f"benchmarks: {error.name} is not installed; run: make .venv/dev-all.installed")
@@ -37,6 +38,7 @@ app.command("overload")(overload.main)
 app.command("parts")(parts.main)
 app.command("ray")(ray.main)
 app.command("scale")(scale.main)
+app.command("waits")(waits.main)
 app.command("gpu")(gpu.main)
 app.command("plots")(plots.main)
 

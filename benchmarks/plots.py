@@ -124,11 +124,26 @@ def rates_by_cores(axes: "Axes", content: Content) -> None:
     axes.grid(alpha=0.3)
 
 
+def waits_by_load(axes: "Axes", content: Content) -> None:
+    """Latency of the answers by offered load, with and without a limit on the wait."""
+    from benchmarks.waits import plot_by_load
+
+    plot_by_load(axes, content["results"], "answered_p50_ms", "median ms of an answer")
+
+
+def answers_by_load(axes: "Axes", content: Content) -> None:
+    """Share of the peak that is answered, by offered load, with and without a limit on the wait."""
+    from benchmarks.waits import plot_by_load
+
+    plot_by_load(axes, content["results"], "answered_to_peak", "answered, as a share of the peak")
+
+
 PLOTS: dict[str, tuple[Plot, ...]] = {
     "compare": (rates, tails),
     "load": (percentiles, stages),
     "stress": (latencies_by_clients,),
     "jobs": (images_per_second,),
+    "waits": (waits_by_load, answers_by_load),
     "scale": (rates_by_web_processes, rates_by_cores),
 }
 
