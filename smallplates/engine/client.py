@@ -209,9 +209,9 @@ class EngineClient:
 
     @property
     def ahead(self) -> int:
-        """Slots in use that the next request would have to wait for; 0 while a worker has none."""
+        """Slots in use before the next request; 0 while a worker has none, or while none is ready."""
         taken = self._slots - self.memory.free_slots
-        return taken if taken >= self.memory.serving_workers[0] else 0
+        return taken if 0 < self.memory.serving_workers[0] <= taken else 0
 
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
         """Returns how many items of one request may be queued or running at a time.

@@ -57,6 +57,17 @@ async def test_one_web_process_may_take_all_and_then_nobody_gets_more() -> None:
             first.acquire()
 
 
+async def test_slots_of_all_web_processes_are_ahead_unless_a_worker_is_idle_or_none_is_ready() -> None:
+    with clients() as (first, second, third):
+        first.acquire()
+        assert third.ahead == 0
+        for ready, expected in ((1, 1), (2, 0)):
+            first.memory.serving_workers[0] = ready
+            assert third.ahead == expected
+        second.acquire(count=2)
+        assert [client.ahead for client in (first, second, third)] == [3, 3, 3]
+
+
 async def test_several_slots_are_taken_all_or_none() -> None:
     with clients() as (first, second, third):
         first.acquire(count=2)
