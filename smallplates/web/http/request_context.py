@@ -14,7 +14,7 @@ from functools import cached_property
 from starlette.exceptions import HTTPException
 
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InternalError, RetryableError, ServingError, by_status
+from smallplates.errors import InternalError, ServingError, by_status
 from smallplates.logging import LEVELS, logger
 from smallplates.web.metrics import Metrics
 
@@ -158,5 +158,4 @@ def log_level(context: RequestContext) -> str:
         return "warning"
     if context.path in QUIET_PATHS:
         return "debug"
-    is_refused = context.status == 503 or isinstance(context.error, RetryableError)
-    return refusals.level() if is_refused else "info"
+    return refusals.level() if context.status in (429, 503) else "info"
