@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from fastapi_onnx.normalisation import model_inputs
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.sentence_transformers import ACTIVATIONS, read_dense
+from smallplates.models.sentence_transformers import read_dense
 
 VECTOR = "sentence_embedding"
 STATES = ("last_hidden_state", "token_embeddings")
@@ -138,4 +138,4 @@ class Appended:
         except (SafetensorError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{path} cannot be read as a linear layer: {error}") from error
         product = self.add("Gemm", vector, *map(self.constant, tensors), transB=1)
-        return self.add(ACTIVATIONS[dense.activation_function], product)
+        return self.add(dense.activation_function.replace("ReLU", "Relu"), product)

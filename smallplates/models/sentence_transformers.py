@@ -5,8 +5,9 @@
 """
 
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import EmbeddingPipeline
@@ -16,9 +17,6 @@ MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 TENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 LENGTHS = "sentence_*_config.json"
 """The file with the length; the name has that of the network's type, mostly `bert`."""
-
-ACTIVATIONS = {"Identity": "Identity", "Tanh": "Tanh", "ReLU": "Relu", "Sigmoid": "Sigmoid"}
-"""Name of a linear layer's activation in torch.nn -> ONNX operator."""
 
 FLAG = "pooling_mode_"
 NAMES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}
@@ -63,16 +61,11 @@ class Dense(File):
     in_features: PositiveInt
     out_features: PositiveInt
     bias: bool = True
-    activation_function: str = "Tanh"
-
-    @field_validator("activation_function")
-    @classmethod
-    def name_of_activation(cls, path: str) -> str:
-        """Returns the name of the class alone. Raises ValueError if it is not supported."""
-        name = path.rpartition(".")[2]
-        if name not in ACTIVATIONS:
-            raise ValueError(f"{name[:40]} is not supported; supported are {', '.join(ACTIVATIONS)}")
-        return name
+    activation_function: Annotated[
+        Literal["Identity", "Tanh", "ReLU", "Sigmoid"],
+        BeforeValidator(lambda path: str(path).rpartition(".")[2]),
+    ] = "Tanh"
+    """Name of the class; the file has the path of its module in front."""
 
 
 class Options(File):
@@ -93,20 +86,19 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
     if not path.is_file():
         return None
     with refusing(path):
-        network, *steps = TypeAdapter(list[Module]).validate_json(path.read_bytes()) or [
-            Module(path="", type="")
-        ]
-        kinds = [step.kind for step in steps]
+        modules = TypeAdapter(list[Module]).validate_json(path.read_bytes())
+        kinds = [module.kind for module in modules]
         if "Pooling" not in kinds:
             return None
         normalizes = kinds[-1] == "Normalize"
-        linear = steps[1 : len(steps) - normalizes]
-        if network.path or kinds[0] != "Pooling" or any(step.kind != "Dense" for step in linear):
+        linear = modules[2 : len(modules) - normalizes]
+        if modules[0].path or kinds[1:2] != ["Pooling"] or any(m.kind != "Dense" for m in linear):
             raise ValueError(
-                f"its modules are {', '.join([network.kind, *kinds])}; supported are a network in the "
-                "folder itself, Pooling, any number of Dense, and Normalize or not"
+                f"its modules are {', '.join(kinds)}; supported are a network in the folder itself, "
+                "Pooling, any number of Dense, and Normalize or not"
             )
-    pooling = read(folder / steps[0].path / CONFIG, Pooling)
+    pooling_config = folder / modules[1].path / CONFIG
+    pooling = read(pooling_config, Pooling)
     for step in linear:
         read_dense(folder / step.path)
     file = folder / PROMPTS
@@ -115,7 +107,7 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
         raise ConfigurationError(
             f"{folder} cannot be served: its pooling leaves prompts out (include_prompt)"
         )
-    with refusing(folder / steps[0].path / CONFIG):
+    with refusing(pooling_config):
         return EmbeddingPipeline.model_validate(
             {
                 "pooling": "+".join(pooling.modes),

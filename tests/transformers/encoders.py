@@ -30,26 +30,28 @@ def mpnet(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
     return getattr(transformers, f"MPNet{head}")(config), tokenizer
 
 
-def modernbert(_: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+def modernbert(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
     """A network with rotary positions, in which every other layer sees only near tokens."""
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
-    tokenizer = templated(special, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pad_token="[PAD]")
+    tokenizer = templated(
+        folder, special, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", pad_token="[PAD]"
+    )
     near = {"local_attention": 16, "global_attn_every_n_layers": 2, "reference_compile": False}
     config = transformers.ModernBertConfig(**folders.sizes(tokenizer, **near, **changes))
     return getattr(transformers, f"ModernBert{head}")(config), tokenizer
 
 
-def qwen3(_: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+def qwen3(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
     """A decoder, padded on the left, whose texts end with a special token."""
     end = "<|endoftext|>"
-    tokenizer = templated([end], f"$A {end}", f"$A $B {end}", pad_token=end, padding_side="left")
+    tokenizer = templated(folder, [end], f"$A {end}", f"$A $B {end}", pad_token=end, padding_side="left")
     heads = {"num_key_value_heads": 2, "head_dim": 16}
     config = transformers.Qwen3Config(**folders.sizes(tokenizer, **heads, **changes))
     return getattr(transformers, f"Qwen3{head}")(config), tokenizer
 
 
-def templated(special: list[str], single: str, pair: str, **options: Any) -> Any:
-    """A tokeniser with special tokens around texts, of no particular class."""
+def templated(folder: Path, special: list[str], single: str, pair: str, **options: Any) -> Any:
+    """A tokeniser with special tokens around texts, of no particular class, read from a file."""
     trained = folders.trained_byte_level(special)
     numbers = [(name, trained.token_to_id(name)) for name in special]
     trained.post_processor = processors.TemplateProcessing(
@@ -57,7 +59,8 @@ def templated(special: list[str], single: str, pair: str, **options: Any) -> Any
     )
     names = ["input_ids", "attention_mask"]
     options = {"model_input_names": names, "model_max_length": folders.TOKENS, **options}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=trained, **options)
+    trained.save(str(folder / "trained.json"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "trained.json"), **options)
 
 
 NETWORKS: dict[str, Callable[..., tuple[Any, Any]]] = {
@@ -77,6 +80,7 @@ def encoder(folder: Path, network: str, pooling: str, steps: str = "") -> Path:
     source = folder / "source"
     source.mkdir(parents=True)
     torch.manual_seed(0)
+    made: Any
     made, tokenizer = NETWORKS[network](source, "Model")
     made.save_pretrained(source)
     tokenizer.save_pretrained(source)
@@ -105,6 +109,7 @@ def cross_encoder(folder: Path, network: str) -> Path:
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     one = folders.named(["LABEL_0"])
+    made: Any
     made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **one)
     made.eval()
     batch = tokenizer([QUERY] * len(TEXTS), TEXTS, padding=True, truncation=True, return_tensors="pt")
