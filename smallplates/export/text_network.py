@@ -5,7 +5,6 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import onnxruntime as ort
 import torch
 
@@ -13,6 +12,7 @@ from fastapi_pt.huggingface import ByName, token_network
 from fastapi_pt.tokens import examples
 from smallplates.errors import ConfigurationError
 from smallplates.export.int8_onnx import in_one_line
+from smallplates.models.comparison import relative
 from smallplates.models.folder import Model
 
 AXES = ("batch_size", "sequence_length")
@@ -72,5 +72,5 @@ def difference(network: ByName, model: Model, path: Path) -> float:
         feed = {name: tensor.numpy() for name, tensor in zip(network.inputs, inputs, strict=True)}
         with torch.inference_mode():
             pairs = zip(network(*inputs), session.run(list(network.outputs), feed), strict=True)
-        gaps += [np.abs(one.numpy() - other).max() / np.abs(other).max() for one, other in pairs]
-    return float(max(gaps))
+        gaps += [relative(one.numpy(), other).worst for one, other in pairs]
+    return max(gaps)
