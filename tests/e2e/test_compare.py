@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -69,18 +70,20 @@ def test_texts_are_sent_in_turn(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("wrk"), reason="wrk is not installed")
 def test_vectors_of_one_text_and_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler's vectors are those of this process, and its texts are counted, not its requests."""
+    """Both servers answer the vectors of this process, and texts are counted, not requests."""
     monkeypatch.setattr(text_model, "EMBEDDING_WIDTH", 24)
     folder = text_model.ensure_embedding(tmp_path / "vectors")
-    handler = next(s for s in servers.EMBEDDING_SERVERS if s.name == "fastapi, onnx")
-    monkeypatch.setattr(compare, "EMBEDDING_SERVERS", [replace(handler, environment=None)])
+    names = ("this service", "fastapi, onnx")
+    both = [replace(s, environment=None) for s in servers.EMBEDDING_SERVERS if s.name in names]
+    monkeypatch.setattr(compare, "EMBEDDING_SERVERS", both)
     sizes = ["--rounds=1", "--seconds=1", "--connections=2", f"--json={tmp_path / 'json'}"]
     arguments = ["compare", "--task=embed", "--model", str(folder), *sizes]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    loads = json.loads((tmp_path / "json").read_text())["results"]["fastapi, onnx"]
-    for load, texts in (("2 connections", 1), ("4 connections, 32 texts each", 32)):
-        (row,) = loads[load]
+    results = json.loads((tmp_path / "json").read_text())["results"]
+    sizes_of_loads = {"2 connections": 1, "4 connections, 32 texts each": 32}
+    for name, (load, texts) in product(names, sizes_of_loads.items()):
+        (row,) = results[name][load]
         assert row["failed"] == 0
         assert row["per_second"] == pytest.approx(texts * row["requests"] / row["seconds"])
 
