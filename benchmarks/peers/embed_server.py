@@ -1,7 +1,7 @@
 """FastAPI with a handler for embeddings, in OpenAI's format: on ONNX Runtime, or sentence-transformers.
 
-A process for each core, with one thread for an inference: on two cores, one process with two threads
-answered fewer requests. Texts of different requests are not batched.
+It runs a process for each core, with one thread for an inference. Texts of different requests are not
+batched.
 """
 
 import sys
