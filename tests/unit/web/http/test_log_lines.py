@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from smallplates.errors import OverloadedError
 from smallplates.logging import configure_logging
 from smallplates.settings import Settings
 from smallplates.web.http import request_context
@@ -14,7 +15,8 @@ from smallplates.web.metrics import Metrics
 
 def record(metrics: Metrics, status: int, path: str = "/predict", model: str = "") -> None:
     code = "ok" if status == 200 else "overloaded"
-    context = RequestContext("an id", "POST", path, status=status, code=code, model=model)
+    error = None if status == 200 else OverloadedError("the queue is full")
+    context = RequestContext("an id", "POST", path, status=status, code=code, error=error, model=model)
     request_context.record(metrics, context, path, timed=True)
 
 
