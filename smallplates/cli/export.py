@@ -33,7 +33,17 @@ from smallplates.models.description import (
 )
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import CONFIG
-from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION, kind_of
+from smallplates.models.task_kinds import (
+    EMBEDDING,
+    RANKING,
+    TEXT_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    ZERO_SHOT,
+    kind_of,
+)
+
+QUANTISED_TEXTS = (TEXT_CLASSIFICATION, ZERO_SHOT, TOKEN_CLASSIFICATION, EMBEDDING, RANKING)
+"""Tasks of texts whose int8 files can be judged."""
 
 
 class NoInt8Error(ConfigurationError):
@@ -307,7 +317,7 @@ def write_int8(model: Model, options: Int8Options) -> None:
     """
     try:
         verdicts: Mapping[Kind, Int8Verdict]
-        if model.description.task in (TEXT_CLASSIFICATION, EMBEDDING, RANKING):
+        if model.description.task in QUANTISED_TEXTS:
             verdicts = int8_text.add(model, options)
         else:
             verdicts = int8.add(model, options)

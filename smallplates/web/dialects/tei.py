@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from smallplates import __version__
 from smallplates.engine import topology
 from smallplates.errors import InvalidRequestError, NotSupportedError, ServingError, TextTooLongError
-from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION
+from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION, ZERO_SHOT
 from smallplates.settings import Settings
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
@@ -37,7 +37,8 @@ TYPES = {
 """Code -> status and type of an error."""
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-TASKS = (EMBEDDING, RANKING, TEXT_CLASSIFICATION)
+CLASSIFIERS = (TEXT_CLASSIFICATION, ZERO_SHOT)
+TASKS = (EMBEDDING, RANKING, *CLASSIFIERS)
 QUERY, *TEXTS = ("Is the soup good?", "The soup was wonderful.", "The table was cold.")
 TIMES = ("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-time")
 
@@ -254,6 +255,7 @@ def info(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
     kinds: dict[str, dict[str, Any]] = {
         RANKING: {"reranker": names},
         TEXT_CLASSIFICATION: {"classifier": names},
+        ZERO_SHOT: {"classifier": names},
         EMBEDDING: {"embedding": {"pooling": getattr(task, "pooling", None)}},
     }
     return {
@@ -282,7 +284,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     embedding = {EMBEDDING: BodyKind(EmbedRequest, embed, {"inputs": TEXTS})}
     likeness = {EMBEDDING: BodyKind(SimilarityRequest, similarity, {"inputs": sentences})}
     ranking = {RANKING: BodyKind(RerankRequest, rerank, {"query": QUERY, "texts": TEXTS})}
-    classes = {TEXT_CLASSIFICATION: BodyKind(PredictRequest, predict, {"inputs": QUERY})}
+    classes = dict.fromkeys(CLASSIFIERS, BodyKind(PredictRequest, predict, {"inputs": QUERY}))
     pairs = {RANKING: BodyKind(PredictRequest, predict, {"inputs": TEXTS})}
     routes.by_body("/embed", "Embed texts", embedding)
     routes.by_body("/similarity", "Compare texts", likeness)
