@@ -126,10 +126,15 @@ def form_of(schema: Schema, example: Any, limits: Mapping[str, int]) -> Form:  #
 
 
 def resolve(schema: Any, root: Schema) -> Schema:  # Any: JSON
-    """Returns the schema that a reference stands for; null is as good as a field that is left out."""
+    """Returns the schema that a reference stands for; null is as good as a field that is left out.
+
+    A text that may also be a list of texts is a text.
+    """
     if not isinstance(schema, Mapping):
         return {}  # true: anything
     choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]
+    if sorted(str(choice.get("type")) for choice in choices) == ["array", "string"]:
+        choices = [choice for choice in choices if choice["type"] == "string"]
     if len(choices) == 1:
         rest = {key: value for key, value in schema.items() if key != "anyOf"}
         return resolve({**choices[0], **rest}, root)

@@ -156,6 +156,16 @@ def test_an_odd_schema_is_asked_in_json(schema: dict[str, Any]) -> None:
     assert {field.kind for field in form_of(schema, {"a": 1}, {}).fields} == {"json"}
 
 
+def test_names_with_commas_are_a_text() -> None:
+    names = {
+        "anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}, {"type": "null"}]
+    }
+    (field,) = form_of(
+        {"properties": {"names": {**names, "default": None}}}, {"names": "a, b"}, {}
+    ).fields
+    assert (field.kind, field.value) == ("text", "a, b")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
