@@ -66,6 +66,10 @@ class Signature:
     pads: bool = False
     """Whether items of different sizes may share a batch, padded to the largest item."""
 
+    batch_elements: int = 0
+    """Maximum elements of a batch, in its largest input, if padding costs nothing; 0 means that warm-up
+    measures it."""
+
     batch_size: int = 0
     """The network's fixed batch size, to which smaller batches are filled up; 0 means any size."""
 

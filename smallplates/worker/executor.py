@@ -303,7 +303,8 @@ class BatchExecutor:
             together = {axis: max(size, largest[axis]) for axis, size in sizes[slot].items()}
             padded = (len(batch) + 1) * signature.elements(together)
             fits = padded <= memory.max_batch_elements[tensors.index]
-            pads = signature.pads and padded <= MAX_PADDING * (total + elements[slot])
+            is_dense = signature.batch_elements or padded <= MAX_PADDING * (total + elements[slot])
+            pads = signature.pads and is_dense
             if not batch or (fits and (pads or sizes[slot] == largest)):
                 batch.append(slot)
                 largest, total = together, total + elements[slot]

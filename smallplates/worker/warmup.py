@@ -68,7 +68,8 @@ def warm_up(
             for size, milliseconds in batch_ms.items()
         }
         is_open = settings.max_batch_size == "auto"
-        max_batch_elements.append(choose_best(by_elements) if is_open else max(by_elements))
+        best = choose_best(by_elements) if is_open else max(by_elements)
+        max_batch_elements.append(signature.batch_elements or best)
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
     return Profile(
@@ -104,7 +105,7 @@ def measure_lengths(
     Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
     if it supports none of them.
     """
-    lengths = reversed(EXAMPLE_LENGTHS)
+    lengths = reversed(EXAMPLE_LENGTHS[:1] if signature.batch_elements else EXAMPLE_LENGTHS)
     different = {tuple(signature.sizes_at(length).values()): length for length in lengths}
     by_length: dict[int, dict[int, float]] = {}
     refusal: ConfigurationError | None = None
@@ -125,7 +126,7 @@ def largest_ms(backend: Backend, signature: Signature) -> float:
 
     A client may send such an item at any time, and the worker that computes it must not count as hung.
     """
-    if not signature.input_axes:
+    if not signature.input_axes or signature.batch_elements:
         return 0.0
     started = time.perf_counter()
     try:
