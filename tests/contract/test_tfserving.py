@@ -36,7 +36,7 @@ def test_status_and_metadata(backend_url: str) -> None:
     }
     for path in (PHOTOS, f"{TENSORS}/versions/1"):
         answer = requests.get(f"{backend_url}/v1/models/{path}", timeout=10)
-        assert answer.json()["model_version_status"] == [wanted]
+        assert answer.json() == {"model_version_status": [wanted]}
     answer = requests.get(f"{backend_url}/v1/models/{TENSORS}/metadata", timeout=10).json()
     assert answer["model_spec"] == {"name": TENSORS, "signature_name": "", "version": "1"}
     signature = answer["metadata"]["signature_def"]["signature_def"]["serving_default"]

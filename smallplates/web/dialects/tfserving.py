@@ -14,6 +14,7 @@ from fastapi import Request, Response
 
 from smallplates.base64 import decode_base64
 from smallplates.errors import InvalidBase64Error, InvalidRequestError, NotFoundError
+from smallplates.models.task_kinds import EMBEDDING
 from smallplates.models.tensors import Array
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
 from smallplates.web.api.columns import (
@@ -229,7 +230,8 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     )
     async def status(model: str, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
-        return json_response({**status_of(entry), **({} if version else entry.card)})
+        is_openai = version is None and entry.model.description.task == EMBEDDING
+        return json_response({**status_of(entry), **(entry.card if is_openai else {})})
 
     @routes.get("/v1/models/{model}/metadata", summary="Names, types and shapes", responses=responses)
     @routes.get(
