@@ -18,6 +18,9 @@ from smallplates.tasks.text import Direction, TextTask, Truncate
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
 
+MAX_PAIRS_BYTES = 2 * MAX_TEXTS_BYTES
+"""Maximum UTF-8 bytes of the texts, each with the query, which is tokenised as often."""
+
 UNNAMED = "LABEL_0"
 """Name of a label that nobody has named."""
 
@@ -93,6 +96,12 @@ class Ranking(TextTask):
         if size > MAX_TEXTS_BYTES:
             raise TextTooLongError(
                 f"the texts have {size} bytes; at most {MAX_TEXTS_BYTES} are accepted"
+            )
+        size += len(texts) * len(query.encode(errors="surrogatepass"))
+        if size > MAX_PAIRS_BYTES:
+            raise TextTooLongError(
+                f"the texts, each with the query, have {size} bytes; "
+                f"at most {MAX_PAIRS_BYTES} are accepted"
             )
         names: dict[str, str] = {}
         for index, text in enumerate(texts):

@@ -12,7 +12,7 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.tasks.base import Candidate
-from smallplates.tasks.ranking import MAX_TEXTS_BYTES, Ranking
+from smallplates.tasks.ranking import MAX_PAIRS_BYTES, MAX_TEXTS_BYTES, Ranking
 from smallplates.tasks.text import TOKENS
 from tests import exports, graphs
 
@@ -94,6 +94,11 @@ def test_items_are_the_pairs(tmp_path: Path) -> None:
             "query and element 0 of texts together have 74 tokens",
         ),
         ({"texts": ["\ud83d" * MAX_TEXTS_BYTES]}, TextTooLongError, f"at most {MAX_TEXTS_BYTES}"),
+        (
+            {"query": "x" * (MAX_PAIRS_BYTES // 4), "texts": ["a", "b", "c", "d"], "truncate": True},
+            TextTooLongError,
+            f"at most {MAX_PAIRS_BYTES}",
+        ),
     ],
 )
 def test_what_is_not_ranked_is_refused(
