@@ -23,7 +23,7 @@ Key = tuple[tuple[int, ...], bytes]
 
 def is_large(tensor: Tensor) -> bool:
     """Returns whether a network's weights are stored in 8 bits."""
-    return tensor.ndim == MATRIX and tensor.numel() >= LARGE
+    return bool(tensor.ndim == MATRIX and tensor.numel() >= LARGE)
 
 
 def round_weights(network: nn.Module) -> dict[str, Tensor]:

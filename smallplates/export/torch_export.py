@@ -91,7 +91,7 @@ def graph_of(
             verbose=False,
         )
     assert program is not None  # noqa: S101 dynamo=True returns one
-    graph = program.model_proto
+    graph: onnx.ModelProto = program.model_proto
     for node in graph.graph.node:
         del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
     return graph
