@@ -29,7 +29,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leaves out the files whose `pytestmark` has `torch` if PyTorch is missing: they import it."""
     if HAS_TORCH or not collection_path.match("test_*.py"):
         return None
-    marks = re.search(r"^pytestmark = .*", collection_path.read_text(), re.MULTILINE)
+    marks = re.search(r"^pytestmark = (?:\[\n[^\]]*|.*)", collection_path.read_text(), re.MULTILINE)
     return True if marks and "mark.torch" in marks[0] else None
 
 
