@@ -302,8 +302,10 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     async def information() -> Response:
         return json_response(info(catalog.choose(None, TASKS), service.settings))
 
-    @routes.get("/health", summary="The server is ready for requests", responses=routes.errors(503))
-    @routes.get("/ping", summary="The server is ready for requests", responses=routes.errors(503))
+    ready, errors = "The server is ready for requests", routes.errors(503)
+
+    @routes.get("/health", summary=ready, response_class=Response, responses=errors)
+    @routes.get("/ping", summary=ready, response_class=Response, responses=errors)
     async def health() -> Response:
         service.check_ready()
         return Response()

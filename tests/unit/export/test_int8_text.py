@@ -58,7 +58,10 @@ def test_the_verdict_is_kept_beside_the_file(folder: Path) -> None:
     assert set(verdict.accuracy) == {"fp32", "int8"}
     assert verdict.megabytes["int8"] < verdict.megabytes["fp32"]
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["config.json", "model.onnx", "tokenizer.json", FILE, "model_quantized.json"]
+        [
+            *("config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"),
+            *(FILE, "model_quantized.json"),
+        ]
     )
 
 
