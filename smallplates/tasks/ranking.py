@@ -13,7 +13,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
-from smallplates.tasks.text import Direction, TextTask, Truncate
+from smallplates.tasks.text import Direction, TextTask, Truncate, size_of
 
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
@@ -92,12 +92,12 @@ class Ranking(TextTask):
             raise InvalidRequestError(
                 f"texts may have 1 to {self.most_candidates} elements, not {len(texts)}"
             )
-        size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+        size = sum(map(size_of, texts))
         if size > MAX_TEXTS_BYTES:
             raise TextTooLongError(
                 f"the texts have {size} bytes; at most {MAX_TEXTS_BYTES} are accepted"
             )
-        size += len(texts) * len(query.encode(errors="surrogatepass"))
+        size += len(texts) * size_of(query)
         if size > MAX_PAIRS_BYTES:
             raise TextTooLongError(
                 f"the texts, each with the query, have {size} bytes; "

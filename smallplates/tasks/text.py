@@ -357,6 +357,11 @@ def check(texts: Texts) -> None:
         )
 
 
+def size_of(text: str) -> int:
+    """Returns the size of a text in UTF-8, also of one that is not valid Unicode."""
+    return len(text.encode(errors="surrogatepass"))
+
+
 def has(texts: Texts) -> str:
     """Returns the verb for a message about texts."""
     return "has" if len(texts) == 1 else "together have"

@@ -25,7 +25,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, PredictResponse, Prepared, Task, fields_of
-from smallplates.tasks.text import check, names_of
+from smallplates.tasks.text import check, names_of, size_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
 TEMPLATE = "This example is {}."
@@ -211,8 +211,3 @@ def hypotheses_of(fields: Fields, most: int) -> tuple[str, Sequence[str]]:
             "1024 characters"
         )
     return template, labels
-
-
-def size_of(text: str) -> int:
-    """Returns the size of a text in UTF-8."""
-    return len(text.encode(errors="surrogatepass"))
