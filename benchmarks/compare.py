@@ -88,7 +88,7 @@ ENSURE = {
     Task.TEXT: (text_model.ensure, ClassifyTexts),
     Task.EMBED: (text_model.ensure_embedding, EmbedTexts),
 }
-"""What makes the model of a task with texts, and what computes it in this process."""
+"""Task with texts -> functions that make its model, and that compute it in this process."""
 
 InProcess = Callable[[int, float, str], float]
 """Returns the requests a second without HTTP of so many threads, for so many seconds, in a precision."""

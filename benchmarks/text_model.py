@@ -1,6 +1,6 @@
 """Models of texts with random weights, with which servers are compared.
 
-The classifier has DistilBERT-base's shape, the embedding model that of all-MiniLM-L6-v2. They are made
+The classifier has DistilBERT-base's shape, the embedding model all-MiniLM-L6-v2's. They are made
 without PyTorch and transformers: the graph as they export it, node by node, and a WordPiece vocabulary
 of made-up words. `compare`, `limit` and a notebook use them.
 """

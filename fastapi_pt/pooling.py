@@ -65,7 +65,7 @@ def linear(model: Model, place: str) -> nn.Module:
     layer = nn.Linear(dense.in_features, dense.out_features, dense.bias)
     try:
         layer.load_state_dict({k.removeprefix("linear."): v.float() for k, v in load_file(path).items()})
-    except (SafetensorError, RuntimeError) as error:  # that of tensors that do not fit
+    except (SafetensorError, RuntimeError) as error:  # the latter if tensors have other shapes
         raise ConfigurationError(f"{path} cannot be read as a linear layer: {error}") from error
     activation: nn.Module = getattr(nn, dense.activation_function)()
     return nn.Sequential(layer, activation)
