@@ -34,7 +34,7 @@ from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
 from smallplates.tasks.base import Candidate, Fields, Prepared, Task, result_or_error
-from smallplates.web.inference.admission import Admission, Waits
+from smallplates.web.inference.admission import Admission, Turns, Waits
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
 
@@ -137,6 +137,7 @@ class ServedModel:
         self._threads = threads
         self._traffic = traffic
         self._preparation_s = 0.0  # moving average of the CPU time that preparing an input takes
+        self._turns = Turns()
         self._largest_body = settings.max_body_bytes
         self._requests = 0
         self._left: asyncio.Event | None = None
@@ -357,13 +358,14 @@ class ServedModel:
 
         Using the event loop saves two thread switches. It prepares small inputs that the task considers
         cheap if they took next to no time so far, or if the workers are slow or idle enough, but then
-        not if other models get requests, too, or if refusals would have to wait for many inputs.
+        not if other models get requests, too. If requests may be refused, they take turns.
         """
-        on_event_loop = self._preparation_s < QUICK_SECONDS
-        if not on_event_loop and not self._traffic.mixed(time.monotonic()):
-            in_time = self.prepares_on_event_loop and self.client.free_slots(bulk=True) > 0
-            on_event_loop = in_time or self.client.memory.counts.alone
+        is_quick = on_event_loop = self._preparation_s < QUICK_SECONDS
+        if not is_quick and not self._traffic.mixed(time.monotonic()):
+            on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
+            if not (is_quick or self.client.free_slots(bulk=True)):
+                await self._turns.wait(self._preparation_s)
             fields = source.read()
             if self.task.is_cheap(fields):
                 return self._timed(fields)

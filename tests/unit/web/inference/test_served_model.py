@@ -54,28 +54,28 @@ def test_beside_a_gpu_it_does_so_where_every_core_has_a_web_process(
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "others", "free_slots", "alone", "on_threads"),
+    ("milliseconds", "others", "free_slots", "on_threads", "in_turn"),
     [
         (2.0, False, 1, False, False),
         (2.0, False, 0, False, True),  # refusals would wait for the inputs before them
-        (2.0, False, 0, True, False),
-        (2.0, True, 1, True, True),  # another model's requests would, too
+        (2.0, True, 1, True, False),  # another model's requests would, too
         (0.1, True, 0, False, False),
     ],
 )
 def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
-    model: Model, milliseconds: float, others: bool, free_slots: int, alone: bool, on_threads: bool
+    model: Model, milliseconds: float, others: bool, free_slots: int, on_threads: bool, in_turn: bool
 ) -> None:
     service = served(model, "cpu", 5.0, cpus.usable(), 64)
     service.client = Mock()
     service.client.free_slots.return_value = free_slots
-    service.client.memory.counts.alone = alone
     service._preparation_s = milliseconds / 1000
+    service._turns = Mock(wait=AsyncMock())
     service._traffic = Mock(mixed=Mock(return_value=others))
     service._threads = Mock(run=AsyncMock())
     photo = pictures.jpeg()
     asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
     assert service._threads.run.called is on_threads
+    assert service._turns.wait.called is in_turn
 
 
 def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:
