@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from smallplates.web.inference import admission
+from smallplates.web.inference.admission import Turns
 
 
 async def rounds(
@@ -16,8 +16,8 @@ async def rounds(
     A round takes `tick_s` seconds. The clients of the first `cancelled` requests have gone.
     """
     clock = itertools.count()
-    monkeypatch.setattr(admission.time, "perf_counter", lambda: next(clock) * tick_s)
-    turns, order, result = admission.Turns(), list[int](), list[list[int]]()
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock) * tick_s)
+    turns, order, result = Turns(), list[int](), list[list[int]]()
 
     async def prepare(index: int) -> None:
         await turns.wait(0.010)
