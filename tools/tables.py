@@ -287,7 +287,7 @@ def parts() -> dict[str, dict[str, str]]:
         "docs/performance.md": {name: chapters.chapter(name) for name in chapters.RENDERERS},
         "docs/ray.md": {"ray": chapters.ray()},
         "docs/scale.md": {"sizing": sizing(chapters.read(chapters.RESULTS, "scale"))},
-        "docs/supported.md": {
+        "docs/status-and-limits.md": {
             "tasks": supported_table(),
             "precisions": precisions_table(),
             "protocols": protocols_table(),
