@@ -143,5 +143,5 @@ def test_everything_has_the_same_version() -> None:
         for path in (*ROOT.glob("*/Dockerfile"), *ROOT.glob("smallplates/**/Dockerfile"))
         for version in re.findall(r"^ARG VERSION=(.*)$", path.read_text(), re.M)
     }
-    tags = set(re.findall(r'newTag: "(.*?)"', (ROOT / "docs" / "deployment.md").read_text()))
+    tags = set(re.findall(r'newTag: "(.*?)"', (ROOT / "docs" / "kubernetes.md").read_text()))
     assert {newest} == images == tags == {__version__}
