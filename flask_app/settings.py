@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     """Key that signs predictions for feedback. Set it if several processes serve the page."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with files for variables that are not set, each named like its variable in lower case."""
+    """Folder of secrets: a file `ui_api_key` sets `UI_API_KEY`, unless the variable is set."""
 
     feedback_dir: Path | None = None
     """Folder for `feedback.jsonl`. If unset, the page doesn't ask for feedback."""

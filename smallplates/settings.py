@@ -119,7 +119,7 @@ class Settings(BaseSettings):
 
     intra_op_threads: AtMost1024 | Literal["auto"] = "auto"
     """Threads per instance for one batch on a CPU. `auto`: measured at startup for the default model if
-    `SERVING_INSTANCES` is `auto`, too, see `/model`; otherwise 1."""
+    `SERVING_INSTANCES` is also `auto`, see `/model`; otherwise 1."""
 
     idle_threads: AtMost1024 | Literal["auto"] = "auto"
     """Threads for an input that is computed alone, if that is faster. `auto`: all usable cores, up to
@@ -129,8 +129,8 @@ class Settings(BaseSettings):
     """Largest batch, in items. `auto`: measured at startup, see `/model`."""
 
     max_queue_delay_us: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Longest time in microseconds that an item waits for a fuller batch. 0: a free worker takes it at
-    once."""
+    """How long, in microseconds, a free worker waits for more items before it computes. 0: not at
+    all."""
 
     preferred_batch_sizes: Annotated[list[AtMost1024], NoDecode] = []
     """Batch sizes, separated by commas, that are computed without waiting for more items."""
@@ -182,14 +182,14 @@ class Settings(BaseSettings):
     applies."""
 
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """Maximum HTTP connections per web process. A further connection closes the one that has waited
-    longest for its client. The system's limit on open files may lower the number."""
+    """Maximum HTTP connections per web process. At the limit, a new connection replaces the one that is
+    idle longest. The system's limit on open files may lower the number."""
 
     head_timeout_ms: Milliseconds = 20_000
     """Time limit for a client to send the request line and headers."""
 
     body_timeout_ms: Milliseconds = 30_000
-    """Time limit for a client to send the body, and to read each buffer of a large answer."""
+    """How long a client may take to send a body, or to read each part of a large answer."""
 
     max_body_bytes: Annotated[int, Field(ge=1, le=2**31 - 1)] = 20 * 1024 * 1024
     """Maximum size of a request body in bytes."""
@@ -215,7 +215,7 @@ class Settings(BaseSettings):
 
     accept_token_ids: bool = False
     """Whether OpenAI's and TEI's clients may send token ids in place of texts. They must be those of the
-    model's own tokeniser; by default they are refused, because most clients send those of OpenAI's."""
+    model's own tokenizer; by default they are refused, because most clients send those of OpenAI's."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
@@ -225,7 +225,7 @@ class Settings(BaseSettings):
     bearer token."""
 
     secrets_dir: DirectoryPath | None = None
-    """Folder with files for variables that are not set, each named like its variable in lower case."""
+    """Folder of secrets: a file `serving_api_key` sets `SERVING_API_KEY`, unless the variable is set."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
     """Protocols to serve in addition to the native API, separated by commas. If empty, none."""

@@ -31,7 +31,7 @@ from smallplates.models.description import (
     Thresholds,
 )
 from smallplates.models.task_kinds import EMBEDDING, KINDS, PYTHON, RANKING, TaskKind
-from smallplates.settings import ROOT, Settings
+from smallplates.settings import OF_A_MODEL, ROOT, Settings
 from smallplates.web.dialects import tei
 
 Devices = dict[str, tuple[str, ...]]
@@ -84,15 +84,55 @@ ONLY = {"openai": (EMBEDDING,), "tei": tei.TASKS, "rerank": (RANKING,)}
 """Protocol -> its tasks, if it is not for all."""
 
 
-def settings_table(settings: type[BaseSettings]) -> str:
-    """One row a field: the environment variable, its default, its meaning."""
+SCOPES = {
+    "each model, own value": OF_A_MODEL,
+    "each model": ("queue_size", "preferred_batch_sizes", "worker_timeout_ms", "cpu_runtime"),
+    "each worker": ("cpu_runtime_mb", "gpu_memory_fraction", "intra_op_threads", "idle_threads"),
+    "each web process": (
+        *("max_connections", "grpc_max_connections", "tcp_max_connections"),
+        *("max_buffered_bytes",),
+    ),
+}
+"""What a setting of the service counts for -> such settings; the others are for the whole service."""
+
+PLAIN = (
+    (r'"|(?:integer|number) (?:from (?=\S+ to ))?', ""),
+    ("object: string", "list of pairs"),
+    ("array: ", "list: "),
+    ("boolean", "`true` or `false`"),
+    ("directory-path", "folder"),
+    ("file-path", "file"),
+    ("string|password", "text"),
+    ("list: text", "list"),
+)
+"""Words of `json_type` -> words for a variable, in this order."""
+
+
+def settings_table(settings: type[BaseSettings], with_scope: bool = False) -> str:
+    """One row a field: the environment variable, its default, its values, its scope, its meaning."""
     prefix = settings.model_config["env_prefix"]
+    schemas = settings.model_json_schema()["properties"]
     rows = []
     for name, field in settings.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})
         meaning = " ".join((field.description or "").split())
-        rows.append([f"`{prefix}{name.upper()}`", shown(default), meaning])
-    return table(["variable", "default", "meaning"], rows)
+        scope = [scope_of(name)] * with_scope
+        values = values_of(schemas[name])
+        rows.append([f"`{prefix}{name.upper()}`", shown(default), values, *scope, meaning])
+    return table(["variable", "default", "values", *["for"] * with_scope, "meaning"], rows)
+
+
+def scope_of(name: str) -> str:
+    """What a setting of the service counts for."""
+    return next((scope for scope, names in SCOPES.items() if name in names), "service")
+
+
+def values_of(schema: dict[str, Any]) -> str:  # Any: a JSON schema
+    """The values of a variable in words."""
+    text = json_type(schema)
+    for pattern, plain in PLAIN:
+        text = re.sub(pattern, plain, text)
+    return text
 
 
 def shown(default: object) -> str:
@@ -101,6 +141,8 @@ def shown(default: object) -> str:
         return "random"
     if default in (None, [], {}):
         return ""
+    if isinstance(default, bool):
+        return f"`{default}`".lower()
     if isinstance(default, list):
         return f"`{','.join(default)}`"
     return f"`{str(default).removeprefix(f'{ROOT}/')}`"
@@ -181,7 +223,7 @@ def json_type(schema: dict[str, Any]) -> str:  # Any: a JSON schema
         return " or ".join(part for part in parts if part != "integer" or "number" not in parts)
     if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
         return " or ".join(f'`"{value}"`' for value in values)
-    kind: str = schema["type"]
+    kind: str = schema.get("format", schema["type"])
     if kind == "array":
         item = json_type(schema.get("items") or schema["prefixItems"][0])
         return f"array of {schema['maxItems']}: {item}" if "prefixItems" in schema else f"array: {item}"
@@ -272,7 +314,7 @@ def parts() -> dict[str, dict[str, str]]:
         "docs/api.md": {"errors": errors_table()},
         "docs/command-line.md": {"commands": command_line()},
         "docs/configuration.md": {
-            "service settings": settings_table(Settings),
+            "service settings": settings_table(Settings, with_scope=True),
             "page settings": settings_table(PageSettings),
         },
         "docs/model-json.md": {

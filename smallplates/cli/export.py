@@ -275,7 +275,7 @@ def quantise(
     ] = 2000,
     minutes: Annotated[
         float,
-        typer.Option(min=0, help="Minutes after which no further way to quantise is tried."),
+        typer.Option(min=0, help="Stop trying further ways to quantize after this many minutes."),
     ] = 10,
     file: Annotated[Path | None, typer.Option(help="Existing int8 ONNX graph to check and add.")] = None,
 ) -> None:

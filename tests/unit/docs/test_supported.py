@@ -1,4 +1,4 @@
-"""docs/status-and-limits.md: every task, backend, device, precision and protocol of the code is there."""
+"""docs/status-and-limits.md has every task, backend, device, precision and protocol of the code."""
 
 import re
 from itertools import product
