@@ -240,10 +240,10 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may call the API from a browser. If empty, none."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`: also health checks and `/metrics`. `info`: one line per request. `warning`: requests that
-    fail with 500 or more, except 503, and models that are loaded or unloaded. `error`: what can't be
-    served. If more than 20 requests are refused (503) within a second, one line counts the others;
-    `debug` logs all of them."""
+    """`debug`: also health checks and `/metrics`. `info`: one line per request, and models that are
+    loaded or unloaded. `warning`: requests that fail with 500 or more, also refusals (503). `error`:
+    what can't be served. If more than 20 requests are refused within a second, one line counts the
+    others; `debug` logs all of them."""
 
     log_format: Literal["json", "console"] = "json"
     """`json`: one object per line, for machines. `console`: easier for people to read. If it is not set,

@@ -33,7 +33,7 @@ Backend = Annotated[
     str, typer.Option(help="onnx, pt (PyTorch), or the name of a package.", metavar="onnx|pt")
 ]
 ModelName = Annotated[
-    str | None, typer.Option(help="Name of the model, if there is only one.", metavar="NAME")
+    str | None, typer.Option(help="Serve the model under this name (single model only).", metavar="NAME")
 ]
 Revision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a model on the Hugging Face Hub.")
