@@ -63,7 +63,7 @@ PRECISIONS = {
     "int8": "On CPUs. For images and texts, from a file that "
     "`smallplates export` or `smallplates quantize` writes; `auto` uses the file if it is fit, agrees "
     "with fp32 and is faster. "
-    "For `question-answering` and `tensor`, from a `model_quantized.onnx` of your own, with "
+    "For `question-answering` and `tensor`, from a `model_quantized.onnx` in the folder, with "
     "`SERVING_PRECISION=int8`.",
 }
 
