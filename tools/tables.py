@@ -1,15 +1,14 @@
 """Writes the generated parts of README.md and docs/: `python -m tools.tables`, or `make docs-tables`.
 
-A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, errors,
-model.json and the path of a request come from the code, figures from `benchmarks/results/`. A part that
-is out of date fails a test.
+A part stands between the comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Settings, model.json
+and the path of a request come from the code, figures from `benchmarks/results/`. A part that is out of
+date fails a test.
 """
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -21,7 +20,6 @@ from benchmarks.markdown import markdown
 from benchmarks.sizing import sizing
 from flask_app.settings import Settings as PageSettings
 from smallplates.cli.commands import COMMANDS
-from smallplates.errors import RequestError, RetryableError, ServingError
 from smallplates.models.description import (
     EmbeddingPipeline,
     ImagePipeline,
@@ -36,9 +34,6 @@ from smallplates.web.dialects import tei
 
 Devices = dict[str, tuple[str, ...]]
 """Device -> precisions."""
-
-BASES = (ServingError, RequestError, RetryableError)
-"""Classes that group errors; the service answers with their subclasses."""
 
 SECTIONS = {
     ImagePipeline.__name__: "image",
@@ -67,16 +62,18 @@ PRECISIONS = {
     "`SERVING_PRECISION=int8`.",
 }
 
+REST = "tensorflow-serving-and-torchserve.md"
+
 PROTOCOLS = {
     "native": ("[native HTTP](api.md)", ("requests",)),
-    "v2": ("[v2 over HTTP](protocols.md#open-inference-protocol-v2)", ("requests", "tensors")),
-    "grpc": ("[v2 over gRPC](protocols.md#grpc)", ("requests", "tensors")),
-    "tfserving": ("[TensorFlow Serving](protocols.md#tensorflow-serving)", ("requests", "tensors")),
-    "torchserve": ("[TorchServe](protocols.md#torchserve)", ("requests",)),
-    "tcp": ("[TCP](protocols.md#tcp)", ("requests",)),
-    "openai": ("[OpenAI](protocols.md#openai)", ("requests",)),
-    "tei": ("[TEI](protocols.md#tei)", ("requests",)),
-    "rerank": ("[Reranking](protocols.md#reranking)", ("requests",)),
+    "v2": ("[v2 over HTTP](v2.md)", ("requests", "tensors")),
+    "grpc": ("[v2 over gRPC](v2.md#grpc)", ("requests", "tensors")),
+    "tfserving": (f"[TensorFlow Serving]({REST}#tensorflow-serving)", ("requests", "tensors")),
+    "torchserve": (f"[TorchServe]({REST}#torchserve)", ("requests",)),
+    "tcp": ("[TCP](tcp.md)", ("requests",)),
+    "openai": ("[OpenAI](embedding-protocols.md#openai)", ("requests",)),
+    "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
+    "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
 
@@ -171,31 +168,6 @@ def options_table(title: str, command: Any) -> str:  # Any: a click command in T
         rows.append([f"`{name}`", f"`{value}`" if has_default else "", parameter.help or ""])
     text = (command.help or "").partition("\n\n")[0]
     return f"## {title}\n{text}\n\n{table(['option', 'default', 'meaning'], rows)}"
-
-
-def errors_table() -> str:
-    """One row for each error that the service answers with, by status."""
-    kinds = sorted(error_classes(), key=lambda kind: kind.status)
-    rows = [[str(kind.status), f"`{kind.code}`", headers(kind), meaning(kind)] for kind in kinds]
-    return table(["status", "code", "headers", "when"], rows)
-
-
-def error_classes(base: type[ServingError] = ServingError) -> Iterator[type[ServingError]]:
-    """Yields the classes of `smallplates/errors.py` below `base`, without those that group others."""
-    for kind in base.__subclasses__():
-        if kind not in BASES and kind.__module__ == base.__module__:
-            yield kind
-        yield from error_classes(kind)
-
-
-def headers(kind: type[ServingError]) -> str:
-    """The response headers that come with an error."""
-    return ", ".join(f"`{name}: {value}`" for name, value in kind("").headers.items())
-
-
-def meaning(kind: type[ServingError]) -> str:
-    """The first sentence of a class's docstring."""
-    return " ".join((kind.__doc__ or "").strip().partition("\n\n")[0].split())
 
 
 def fields_table(model: type[BaseModel]) -> str:
@@ -311,7 +283,6 @@ def parts() -> dict[str, dict[str, str]]:
     """File -> name of the part -> its text."""
     return {
         "README.md": {"headline": chapters.headline()},
-        "docs/api.md": {"errors": errors_table()},
         "docs/command-line.md": {"commands": command_line()},
         "docs/configuration.md": {
             "service settings": settings_table(Settings, with_scope=True),

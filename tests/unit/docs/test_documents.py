@@ -87,13 +87,6 @@ def test_a_scope_names_settings() -> None:
     assert len(named) == len(set(named) & set(Settings.model_fields))
 
 
-def test_every_error_of_the_service_is_listed() -> None:
-    codes = set(
-        re.findall(r'^    code = "(\w+)"', (ROOT / "smallplates" / "errors.py").read_text(), re.M)
-    )
-    assert codes == set(re.findall(r"^\| \d+ \| `(\w+)`", tables.errors_table(), re.M))
-
-
 @pytest.mark.parametrize("name", plots.PLOTS)
 def test_a_plot_is_made_from_the_results_that_are_there(name: str) -> None:
     made_by = chapters.made_by(chapters.read(chapters.RESULTS, name))

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has every error code, and every message that refuses a start."""
+"""docs/api.md has every error code; docs/troubleshooting.md has the page's, and what refuses a start."""
 
 import ast
 import re
@@ -8,11 +8,18 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 
 from flask_app.app import from_http
 from flask_app.errors import STATUSES
+from smallplates import errors
 from smallplates.settings import ROOT
-from tools import tables
 
+API = (ROOT / "docs" / "api.md").read_text()
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-START, API, PAGE_CODES = re.split("^## .*$", PAGE, flags=re.MULTILINE)[1:]
+START, _, PAGE_CODES = re.split("^## .*$", PAGE, flags=re.MULTILINE)[1:]
+GROUPS = (errors.ServingError, errors.RequestError, errors.RetryableError)
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.ServingError) and kind not in GROUPS
+]
 CODE = r"^\| `(\w+)` \| (\d+) \|"
 PROGRAMS = ("smallplates", "fastapi_onnx", "fastapi_pt")
 NO_START = [f"smallplates/{name}" for name in ("cli/export.py", "client", "export", "ray")]
@@ -25,8 +32,13 @@ def codes(section: str) -> list[tuple[str, str]]:
 
 
 def test_every_code_of_the_api_is_explained() -> None:
-    defined = {(kind.code, str(kind.status)) for kind in tables.error_classes()}
+    defined = {(kind.code, str(kind.status)) for kind in KINDS}
     assert sorted(codes(API)) == sorted(defined)
+
+
+def test_every_header_of_an_error_is_explained() -> None:
+    names = {name for kind in KINDS for name in kind("").headers}
+    assert names <= set(re.findall(r"^\| `([\w-]+)` \|", API, re.MULTILINE))
 
 
 def test_every_code_of_the_page_is_explained() -> None:
