@@ -126,7 +126,7 @@ class EmbeddingPipeline(BaseModel):
     """Whether vectors have the length 1, unless a request says otherwise."""
 
     lower_case: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Whether texts are made lower case before they are tokenised."""
+    """Whether texts are made lower case before they are tokenized."""
 
     prompts: dict[str, str] = {}
     """Texts to put in front of a text, by the `prompt_name` of a request."""
@@ -176,7 +176,7 @@ class Int8Verdict(BaseModel):
     """Mean difference from fp32 on the sample inputs. The service measures it again at startup."""
 
     method: str = ""
-    """How the file was quantised; empty if unknown."""
+    """How the file was quantized; empty if unknown."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -223,7 +223,7 @@ class ModelDescription(BaseModel):
     """Preprocessing of images."""
 
     text: TextPipeline | None = None
-    """Preprocessing of texts. The tokeniser is the file `tokenizer.json` in the model folder."""
+    """Preprocessing of texts. The tokenizer is the file `tokenizer.json` in the model folder."""
 
     embedding: EmbeddingPipeline | None = None
     """How the vectors of tokens become a text's vector."""
