@@ -88,8 +88,11 @@ def create_app(settings: Settings, backend: str, registry: RegistryAccess | None
         telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
     )
     app.state.service = service
-    app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
     dialects = enabled_dialects(settings)
+    app.openapi_tags = [
+        {"name": dialect.title, "description": dialect.about} for dialect in dialects if dialect.title
+    ]
+    app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
     for dialect in dialects:  # `include_router` would cost 20 us per request
         add_routes(app, Routes(dialect, pipeline, catalog))
     for route in app.router.routes:  # also Swagger's

@@ -324,6 +324,15 @@ def test_the_example_in_the_documents_works(backend_url: str) -> None:
     assert {"200", "400", "401", "408", "413", "415", "422", "500", "503", "504"} == documented
 
 
+def test_the_documents_say_what_the_model_and_each_protocol_are_for(backend_url: str) -> None:
+    document = requests.get(f"{backend_url}/openapi.json", timeout=10).json()
+    assert document["paths"]["/predict"]["post"]["summary"] == "What food is this?"
+    sentences = {tag["name"]: tag["description"] for tag in document["tags"]}
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert {tag for each in operations for tag in each["tags"]} <= set(sentences)
+    assert all(sentence.endswith(".") for sentence in sentences.values())
+
+
 def test_the_documents_load_nothing_from_elsewhere(backend_url: str) -> None:
     start = requests.get(backend_url, timeout=10)
     assert start.url == f"{backend_url}/docs"

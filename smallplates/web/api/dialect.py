@@ -102,6 +102,7 @@ class Dialect:
     example: Callable[[CatalogEntry], Any] = lambda _: None  # a model's example: the JSON body of a call
     takes_tensors: bool = True
     prefixes: tuple[str, ...] = ()  # paths below them that no route has get this dialect's errors
+    about: str = ""  # a sentence below the title
 
 
 class Route(APIRoute):

@@ -45,13 +45,13 @@ def describe_models(
             if not callable_models(route, models):
                 del paths[route.path_format]
     if "/predict" in paths:
-        describe_predict(schema, "/predict", models[0].model.task)
+        describe_predict(schema, "/predict", models[0].model.task, models[0].model.description.title)
     for entry in models if len(models) > 1 else ():
-        name, task = entry.model.description.name, entry.model.task
-        if task.request_signature is not None:
+        name = entry.model.description.name
+        if entry.model.task.request_signature is not None:
             path = f"/predict/{name}"
             paths[path] = copy.deepcopy(template)
-            describe_predict(schema, path, task)
+            describe_predict(schema, path, entry.model.task, entry.model.description.title)
         paths[f"/model/{name}"] = {
             "get": {**about, "operationId": f"get_model_{name}", "parameters": []}
         }
@@ -100,9 +100,10 @@ def add_examples(operations: dict[str, Any], route: Route, models: Sequence[Cata
                     content.setdefault("examples", {})[label] = {"value": body}
 
 
-def describe_predict(schema: dict[str, Any], path: str, task: Task) -> None:
-    """Adds a task's request and answer to a path of the native API."""
+def describe_predict(schema: dict[str, Any], path: str, task: Task, title: str = "") -> None:
+    """Adds a model's title, if it has one, request and answer to a path of the native API."""
     predict = schema["paths"][path]["post"]
+    predict |= {"summary": title} if title else {}
     predict["operationId"] = re.sub(r"\W+", "_", f"post{path}")
     predict["parameters"] = parameters(task.most_candidates)
     predict["requestBody"] = {"required": True, "content": bodies(schema, task)}

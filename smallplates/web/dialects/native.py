@@ -194,4 +194,9 @@ def decode(model: ServedModel, request: Request, body: bytes) -> Call:
     return call_of(model, fields, len(body), top_k)
 
 
-DIALECT = Dialect(add_routes, takes_tensors=False)
+DIALECT = Dialect(
+    add_routes,
+    "Native",
+    takes_tensors=False,
+    about="The simplest way to call a model, and the service's state.",
+)

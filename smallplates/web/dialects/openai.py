@@ -94,5 +94,11 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
 
 
 DIALECT = Dialect(
-    add_routes, "OpenAI", error_response, OpenAIError, takes_tensors=False, prefixes=("/v1/embeddings/",)
+    add_routes,
+    "OpenAI",
+    error_response,
+    OpenAIError,
+    takes_tensors=False,
+    prefixes=("/v1/embeddings/",),
+    about="For OpenAI's client libraries: embeddings.",
 )

@@ -120,4 +120,11 @@ def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
         routes.by_body(path, "Score pairs of texts", {RANKING: pairs})
 
 
-DIALECT = Dialect(add_routes, "Reranking", error_response, openai.OpenAIError, takes_tensors=False)
+DIALECT = Dialect(
+    add_routes,
+    "Reranking",
+    error_response,
+    openai.OpenAIError,
+    takes_tensors=False,
+    about="For clients of Cohere's and Jina's APIs: texts sorted by how well they fit a query.",
+)

@@ -316,4 +316,11 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         raise NotSupportedError("sparse vectors and vectors of single tokens are not supported")
 
 
-DIALECT = Dialect(add_routes, "Text Embeddings Inference", error_response, TeiError, takes_tensors=False)
+DIALECT = Dialect(
+    add_routes,
+    "Text Embeddings Inference",
+    error_response,
+    TeiError,
+    takes_tensors=False,
+    about="For clients of Hugging Face's server: embeddings, ranking and text classification.",
+)

@@ -318,4 +318,12 @@ def metadata_of(entry: CatalogEntry) -> dict[str, Any]:
     }
 
 
-DIALECT = Dialect(add_routes, "TensorFlow Serving", text_error, ErrorText, example, prefixes=("/v1/",))
+DIALECT = Dialect(
+    add_routes,
+    "TensorFlow Serving",
+    text_error,
+    ErrorText,
+    example,
+    prefixes=("/v1/",),
+    about="For clients of TensorFlow Serving's REST API: rows or columns of inputs.",
+)

@@ -150,4 +150,5 @@ DIALECT = Dialect(
     lambda entry: entry.model.task.json_example,
     takes_tensors=False,
     prefixes=("/predictions/", "/ping/", "/models/"),
+    about="For clients of TorchServe: its inference API.",
 )

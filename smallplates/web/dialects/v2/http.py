@@ -173,5 +173,11 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
 
 
 DIALECT = Dialect(
-    add_routes, "Open Inference Protocol", text_error, ErrorText, example, prefixes=("/v2/",)
+    add_routes,
+    "Open Inference Protocol",
+    text_error,
+    ErrorText,
+    example,
+    prefixes=("/v2/",),
+    about="For clients of KServe and NVIDIA Triton: tensors, and the models' metadata and state.",
 )
