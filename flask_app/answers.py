@@ -5,11 +5,12 @@ import json
 import math
 import pprint
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import Any, Literal
+from typing import Any
 
 from flask_app import words
 from flask_app.api_client import Answer
@@ -20,6 +21,7 @@ from flask_app.similarity import Similarity, similarity
 
 LONGEST_HEADLINE = 60
 SHOWN_NUMBERS = 5  # of a vector
+TINTS = 12  # colours of entities in page.css
 MAX_CODE = 4000  # characters of a request that is shown as code
 PICTURES = {
     b"\x89PNG": "image/png",
@@ -31,10 +33,12 @@ PICTURES = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a text: of the answer, of another candidate, or of neither."""
+    """Part of a text, and as what it is marked, if at all."""
 
     text: str
-    kind: Literal["best", "other", ""]
+    kind: str = ""  # `best` or `other`, of candidates, or the tint of an entity's label
+    label: str = ""  # of an entity
+    percent: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class Outcome:
             label_of(name, properties.get(name, {})): attachment_of(value, properties.get(name, {}))
             for name, value in self.answer.body.items()
         }
+
+    @property
+    def legend(self) -> list[tuple[tuple[str, str], int]]:
+        """The tint and the name of each entity's label, and how often it occurs."""
+        return Counter((piece.kind, piece.label) for piece in self.pieces if piece.kind).most_common()
 
     @property
     def json(self) -> str:
@@ -111,10 +120,7 @@ def outcome_of(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # An
 def classes(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
     """Reads the classes of a photo or a text. Raises KeyError, TypeError or ValueError."""
     top = ranking(answer.body, "label", "probability")
-    if model.independent:
-        verdict = words.verdict_of_independent(top, model.thresholds)
-    else:
-        verdict = words.verdict(top, model.thresholds, model.view.unsure)
+    verdict = words.verdict(top, model.thresholds, model.view.unsure, model.independent)
     return Outcome(model, request, answer, cut(verdict, answer))
 
 
@@ -123,6 +129,23 @@ def spans(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JS
     verdict = words.verdict_of_spans(ranking(answer.body, "answer", "score"), model.thresholds)
     marks = pieces(request["context"], candidates(answer.body))
     return Outcome(model, request, answer, verdict, marks)
+
+
+def entities(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Marks the entities of a text. Raises LookupError, TypeError or ValueError."""
+    marks = marked(request["text"], answer.body["entities"], model.labels)
+    count = sum(bool(piece.kind) for piece in marks)
+    sentence = f"{count:,} {'entity' if count == 1 else 'entities'}" if count else "No entities found"
+    return Outcome(model, request, answer, cut(words.Verdict(sentence, True), answer), marks)
+
+
+def scored_labels(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
+    """Reads how well a request's labels fit. Raises LookupError, TypeError or ValueError."""
+    scores = map(float, answer.body["scores"])
+    top = [*zip(map(str, answer.body["labels"]), scores, strict=True)]
+    independent = request.get("multi_label") or len(top) == 1
+    verdict = words.verdict(top, model.thresholds, model.view.unsure, bool(independent))
+    return Outcome(model, request, answer, cut(verdict, answer))
 
 
 def vectors(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
@@ -164,6 +187,8 @@ READERS: dict[str, Callable[[ModelInfo, Any, Answer], Outcome]] = {
     "question": spans,
     "embedding": vectors,
     "ranking": ranks,
+    "entities": entities,
+    "zero-shot": scored_labels,
 }
 """View -> what reads its answers; all others are shown as they are."""
 
@@ -207,12 +232,45 @@ def pieces(text: str, answers: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]
     return tuple(Piece("".join(part.text for part in group), kind) for kind, group in groups)
 
 
-def kind_of(place: int, spans: Sequence[tuple[int, int]]) -> Literal["best", "other", ""]:
+def kind_of(place: int, spans: Sequence[tuple[int, int]]) -> str:
     """Returns of which candidate a place is part."""
     inside = [start <= place < end for start, end in spans]
     if inside[0]:
         return "best"
     return "other" if any(inside) else ""
+
+
+def marked(
+    text: str,
+    entities: Sequence[Mapping[str, Any]],  # Any: JSON
+    labels: Sequence[str],
+) -> tuple[Piece, ...]:
+    """Cuts a text where entities begin and end; of those that overlap, the first one is marked.
+
+    Offsets are code points, the end is exclusive. Each of `labels`, which are the model's, has a tint;
+    `B-PER` and `PER` have the same. Raises KeyError, TypeError or ValueError.
+    """
+    names = [*dict.fromkeys(map(type_of, labels))]
+    pieces, place = [], 0
+    for entity in sorted(entities, key=lambda entity: int(entity["start"])):
+        start, end = max(place, int(entity["start"])), int(entity["end"])
+        if end > len(text):
+            raise ValueError("an entity outside the text")
+        if start >= end:
+            continue
+        label = str(entity.get("entity_group") or entity["entity"])
+        name = label if label in names else type_of(label)
+        tint = names.index(name) if name in names else len(names)
+        pieces += [Piece(text[place:start])] if place < start else []
+        percent = words.percent(float(entity["score"]))
+        pieces.append(Piece(text[start:end], f"tint-{tint % TINTS}", label, percent))
+        place = end
+    return (*pieces, Piece(text[place:]))
+
+
+def type_of(label: str) -> str:
+    """Returns a token's label without the mark of its place in an entity, such as `B-`."""
+    return label.split("-", 1)[-1]
 
 
 def attachment_of(value: Any, schema: Mapping[str, Any]) -> Any:  # Any: JSON

@@ -15,7 +15,7 @@ from flask_app.api_client import ApiClient
 from flask_app.errors import ApiAnswerError, ApiError, PageError, UploadError
 from flask_app.feedback import Feedback
 from flask_app.photos import Decoder, Photo
-from flask_app.samples import sample
+from flask_app.samples import Sample, sample
 from flask_app.service import ModelInfo, Service
 from flask_app.settings import Settings
 from flask_app.uploads import uploads
@@ -35,6 +35,8 @@ class Asking:
         self._service = service
         self._feedback = feedback
         self._decoder = decoder
+        # Triton does not describe its model; the page's requests are for the one of this repository
+        self._unknown = ModelInfo("food11") if settings.api_protocol == "triton" else ModelInfo()
         self._slots = threading.BoundedSemaphore(settings.threads - SPARE_THREADS)
 
     @contextmanager
@@ -50,7 +52,7 @@ class Asking:
 
     def model(self) -> ModelInfo:
         """Returns what is known of the model; it classifies photos if nothing is."""
-        return self._service.model(g.get("model", "")) or ModelInfo()
+        return self._service.model(g.get("model", "")) or self._unknown
 
     def outcome(self, content: Any) -> Outcome:  # Any: a Photo, or JSON
         """Asks with a photo or the JSON of a request. Raises PageError."""
@@ -85,9 +87,9 @@ class Asking:
         return model
 
     def example(self) -> Any:  # a Photo, or JSON
-        """Returns a request for a test. Raises UploadError if the model has no example."""
-        if self.model().view is words.PHOTOS:
-            return sample("soup").read()
+        """Returns a sample or the model's example. Raises UploadError if it has neither."""
+        for each in self.model().samples:
+            return each.read() if isinstance(each, Sample) else {"text": each}
         example = self._loaded_model().example
         if example is None:
             raise UploadError("invalid_form", "this model has no example request")
@@ -98,7 +100,7 @@ class Asking:
         model = self._loaded_model()
         content = model.form.request(request.form, request.files)
         if model.view is words.EMBEDDINGS:
-            content["text"] = typed_lines()
+            content["text"] = few([line.strip() for line in content["text"]])
         return content
 
     def plain_form(self) -> list[tuple[str, Any]]:  # Any: Photos, or JSON
@@ -117,15 +119,17 @@ class Asking:
             return [(photo.name, photo) for photo in photos]
         if view is not words.TEXTS:
             return [(request.form.get(view.named_by, ""), self.form())]
-        lines, form = typed_lines(), self._loaded_model().form
-        return [(line, form.request({**request.form, "text": line}, request.files)) for line in lines]
+        lines = [line.strip() for line in request.form.get("text", "").splitlines() if line.strip()]
+        form = self._loaded_model().form
+        return [
+            (line, form.request({**request.form, "text": line}, request.files)) for line in few(lines)
+        ]
 
 
-def typed_lines() -> list[str]:
-    """Returns the texts of a form, a line each. Raises UploadError."""
-    lines = [line.strip() for line in request.form.get("text", "").splitlines() if line.strip()]
-    if not lines:
+def few(texts: list[str]) -> list[str]:
+    """Returns the texts of a form. Raises UploadError if there are none, or too many."""
+    if not texts:
         raise UploadError("invalid_form", "enter a text")
-    if len(lines) > MAX_TEXTS:
+    if len(texts) > MAX_TEXTS:
         raise UploadError("too_many_texts", f"at most {MAX_TEXTS} lines are accepted")
-    return lines
+    return texts

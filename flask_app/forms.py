@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from flask_app.errors import UploadError
 
-Kind = Literal["line", "text", "number", "yes", "choice", "file", "numbers", "lines", "json"]
+Kind = Literal["line", "text", "number", "yes", "choice", "file", "numbers", "lines", "names", "json"]
 Schema = Mapping[str, Any]  # Any: JSON
 WHOLE = "request"
 """Name of the only field where a request is no object, or of any shape."""
@@ -18,6 +18,7 @@ WHOLE = "request"
 SHORT = 100  # characters of a text that has one line only
 WIDTH = 88
 WORDS_A_TOKEN = 0.7  # of English text
+BYTES_A_TOKEN = 8  # and more than usual; a limit in tokens ends a text before one of so many bytes
 INNERMOST = re.compile(r"\[\n[^][{}]*\n *\]|\{\n[^][{}]*\n *\}")
 """Lists and objects without others in them; a line ends nowhere inside a string of JSON."""
 
@@ -42,6 +43,13 @@ class FormField:
     kind: Kind
     required: bool
     help: str = ""
+    size_help: str = ""
+    """Its limit in tokens, as a sentence."""
+
+    rows: int = 2
+    by_line: bool = False
+    """Whether each line is a text, and has the limit."""
+
     value: str = ""
     """What the form begins with."""
 
@@ -163,17 +171,17 @@ def form_field(
         kind, choices = "choice", [("true", "yes"), ("false", "no")]
     if kind == "choice" and not required and schema.get("default") is None:
         choices.insert(0, ("", "not set"))
-    limit, help_text = None, str(schema.get("description") or "")
-    if kind in ("line", "text"):
+    limit, size_help = None, ""
+    if kind in ("line", "text", "lines"):
+        tokens = limits.get(f"{name}_tokens") or (limits.get("tokens", 0) if required else 0)
+        size = limits.get("text_bytes", 0)
         if "maxLength" in schema:
             limit = Limit(int(schema["maxLength"]), "characters")
-        elif tokens := limits.get(f"{name}_tokens"):
+        elif size and not 0 < BYTES_A_TOKEN * tokens < size:
+            limit = Limit(size, "bytes")
+        if tokens:
             words = round(tokens * WORDS_A_TOKEN, -1) or tokens
-            help_text = (
-                f"{help_text} At most {tokens:,} tokens, about {words:,.0f} English words.".strip()
-            )
-        elif "text_bytes" in limits:
-            limit = Limit(limits["text_bytes"], "bytes")
+            size_help = f"At most {tokens:,} tokens, about {words:,.0f} English words."
     if kind == "file" and "request_bytes" in limits:
         limit = Limit(limits["request_bytes"] * 3 // 4, "bytes")  # base64 is a third larger
     return FormField(
@@ -181,14 +189,16 @@ def form_field(
         label_of(name, schema),
         kind,
         required,
-        help_text,
-        initial(kind, default),
-        example,
-        "integer" in (schema.get("type"), schema.get("items", {}).get("type")),
-        tuple(choices),
-        schema.get("minimum"),
-        schema.get("maximum"),
-        limit,
+        str(schema.get("description") or ""),
+        size_help,
+        rows=4 if kind == "json" else 2,
+        value=initial(kind, default),
+        example=example,
+        whole="integer" in (schema.get("type"), schema.get("items", {}).get("type")),
+        choices=tuple(choices),
+        minimum=schema.get("minimum"),
+        maximum=schema.get("maximum"),
+        limit=limit,
     )
 
 
@@ -288,6 +298,14 @@ def lines(field: FormField, text: str) -> list[str] | None:
     return rest if rest or field.required else None
 
 
+def names(field: FormField, text: str) -> list[str]:
+    """Returns the names between commas or lines. Raises UploadError if there are none."""
+    found = [name.strip() for name in re.split(r"[,\n]", text) if name.strip()]
+    if not found:
+        raise invalid(field, "fill in this field")
+    return found
+
+
 def value_of(field: FormField, text: str) -> Any:  # Any: JSON
     """Returns the value that a text is in JSON; None for none. Raises UploadError."""
     if not text.strip():
@@ -309,5 +327,6 @@ READERS: dict[Kind, Callable[[FormField, str], Any]] = {  # Any: JSON
     "choice": value_of,
     "numbers": numbers,
     "lines": lines,
+    "names": names,
     "json": value_of,
 }

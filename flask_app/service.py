@@ -15,6 +15,7 @@ from flask_app import words
 from flask_app.api_client import ApiClient
 from flask_app.errors import ApiError
 from flask_app.forms import Form, form_of
+from flask_app.samples import OF_VIEWS, Sample
 
 KEEP_S = 10.0
 DEFAULT_SIDE = 224
@@ -56,7 +57,6 @@ class ModelInfo:
     request_schema: Mapping[str, Any] | None = None  # Any: JSON
     answer_schema: Mapping[str, Any] = field(default_factory=dict)
     example: Any = None
-    prompts: tuple[str, ...] = ()  # names of the prompts that an embedding model knows
     limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -78,17 +78,29 @@ class ModelInfo:
         """What the page looks like for this model."""
         if not self.is_described:
             return words.WAITING
-        for task, fields, view in words.SPECIAL:
-            if self.task == task and fields <= self.form.by_name.keys():
-                return view
+        view = words.SPECIAL.get(self.task)
+        if view and view.fields.keys() <= self._declared.by_name.keys():
+            return view
         if not self.task:
             return words.PHOTOS  # an API without tasks classifies images
         return words.TENSORS if self.request_schema is None else words.FORM
 
     @cached_property
-    def form(self) -> Form:
-        """Form of its requests."""
+    def _declared(self) -> Form:
         return form_of(self.request_schema or {}, self.example, self.limits)
+
+    @cached_property
+    def form(self) -> Form:
+        """Form of its requests, with the fields of its view as the view shows them."""
+        form, changes = self._declared, self.view.fields
+        return replace(
+            form, fields=tuple(replace(each, **changes.get(each.name, {})) for each in form.fields)
+        )
+
+    @property
+    def samples(self) -> tuple[Sample, ...] | tuple[str, ...]:
+        """What the page offers to try."""
+        return OF_VIEWS.get(self.view.name, {}).get(self.name, ())
 
     @property
     def said(self) -> words.View:
@@ -102,7 +114,7 @@ class ModelInfo:
     def shape(self) -> str:
         """Digest of what the page is made of; another one needs another page."""
         said = self.said
-        parts = [said.name, said.heading, said.lead, self.request_schema, self.example, self.prompts]
+        parts = [said.name, said.heading, said.lead, self.request_schema, self.example]
         text = json.dumps([*parts, self.answer_schema, self.limits, self.labels], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -111,8 +123,8 @@ class ModelInfo:
         said = self.said
         shown = {name: getattr(self, name) for name in ("labels", "side", "shape", *HOST)}
         words_of = {"view": said.name, "heading": said.heading, "lead": said.lead}
-        provider = {"provider": self.execution_provider}
-        return {"title": self.name_and_version, **shown, **provider, **words_of}
+        more = {"provider": self.execution_provider, "samples": bool(self.samples)}
+        return {"title": self.name_and_version, **shown, **more, **words_of}
 
 
 @dataclass(frozen=True)
@@ -232,17 +244,22 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
         side=_side(raw.get("image")),
         thresholds=_thresholds(raw.get("thresholds")),
         independent=isinstance(pipeline, dict) and pipeline.get("activation") == "sigmoid",
-        request_schema=request_schema if isinstance(request_schema, dict) else None,
+        request_schema=_with_prompts(request_schema, raw.get("embedding")),
         answer_schema=answer_schema if isinstance(answer_schema, dict) else {},
         example=raw.get("example"),
-        prompts=_prompts(raw.get("embedding")),
         limits=_numbers(raw.get("limits")),
     )
 
 
-def _prompts(pipeline: object) -> tuple[str, ...]:
-    prompts = pipeline.get("prompts") if isinstance(pipeline, dict) else None
-    return tuple(prompts) if isinstance(prompts, dict) else ()
+def _with_prompts(schema: Any, pipeline: object) -> Mapping[str, Any] | None:  # Any: JSON
+    """Returns a request's schema, in which an embedding model's prompts are a choice, if it has any."""
+    fields = schema.get("properties") if isinstance(schema, dict) else None
+    if isinstance(fields, dict) and isinstance(pipeline, dict) and "prompt_name" in fields:
+        prompts = pipeline.get("prompts")
+        known = {"prompt_name": {**fields["prompt_name"], "enum": [*prompts]}} if prompts else {}
+        others = {name: each for name, each in fields.items() if name != "prompt_name"}
+        return {**schema, "properties": others | known}
+    return schema if isinstance(schema, dict) else None
 
 
 def _states(raw: object) -> dict[str, ModelState]:

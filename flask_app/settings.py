@@ -28,7 +28,8 @@ class Settings(BaseSettings):
     """`triton`: the Open Inference Protocol, for NVIDIA Triton."""
 
     public_api_url: str | None = Field(default=None, pattern=ADDRESS)
-    """Address of the API in the code that visitors copy. If unset, `UI_API_URL`."""
+    """Address of the API in the code that visitors copy. If unset, `UI_API_URL`; the page shows no code
+    to visitors who cannot reach that."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
     """Key that the page's server sends to the API; visitors never see it."""

@@ -1,8 +1,12 @@
 """Routes of the page: read what the browser sent, ask the API, answer in words."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from flask import Flask, Response, g, jsonify, make_response, render_template, request, url_for
 from werkzeug.exceptions import HTTPException
@@ -15,7 +19,7 @@ from flask_app.asking import Asking
 from flask_app.errors import STATUSES, ApiAnswerError, PageError, UploadError
 from flask_app.feedback import NONE_OF_THESE, Feedback
 from flask_app.photos import Decoder, Photo
-from flask_app.samples import EXAMPLES, SAMPLES, TEXTS, sample
+from flask_app.samples import sample
 from flask_app.service import Service
 from flask_app.settings import Settings
 from flask_app.uploads import one_upload
@@ -114,11 +118,8 @@ class Views:
         example = self._asking.example()
         with self._asking.slot():
             outcome = self._asking.outcome(example)
-        if isinstance(example, Photo):
-            heading, shown = outcome.answer.body["prediction"], sample("soup")
-        else:
-            heading, shown = outcome.verdict.sentence, None
-        return render_template("test.html", sample=shown, outcome=outcome, heading=heading)
+        shown = sample("soup") if isinstance(example, Photo) else None
+        return render_template("test.html", sample=shown, outcome=outcome)
 
     def status(self) -> Response:
         """Returns the status that the page's script polls, as JSON."""
@@ -160,6 +161,7 @@ class Views:
         """Renders the whole page; what was typed stays in it."""
         model = self._asking.model()
         states = self.service.states() if model.is_one_of_several else {}
+        titles = Counter(state.title or name for name, state in states.items())
         named = {"model": model.name} if model.is_one_of_several else {}
         return render_template(
             "page.html",
@@ -168,13 +170,14 @@ class Views:
             model=model,
             named=named,
             address=_address(model.name) if named else url_for("index"),
-            tabs=[(name, state, _address(name)) for name, state in states.items()],
+            tabs=[
+                (name, state, state.title if titles[state.title] == 1 else name, _address(name))
+                for name, state in states.items()
+            ],
             said=model.said,
             view=model.view.name,
             typed=_form_texts(),
-            samples=SAMPLES,
-            texts=TEXTS,
-            examples=EXAMPLES.get(model.view.name, ()),
+            samples=model.samples,
             feedback=self.feedback,
             none_of_these=NONE_OF_THESE,
             max_bytes=self.settings.max_upload_bytes,
@@ -185,8 +188,9 @@ class Views:
     def _code(self) -> dict[str, Any]:
         """Returns what the code that visitors copy depends on, beside the model."""
         settings = self.settings
+        api_url = settings.api_url if is_reachable(settings.api_url, request.host) else None
         return {
-            "api_url": settings.public_api_url or settings.api_url,
+            "api_url": settings.public_api_url or api_url,
             "keyed": settings.api_key is not None,
             "protocol": settings.api_protocol,
         }
@@ -244,6 +248,25 @@ def _address(name: str) -> str:
     """Returns the address of a model's tab: `/NAME`, or `/?model=NAME` where the page has that path."""
     endpoint = "index" if f"/{name}" in OWN_PATHS else "tab"
     return url_for(endpoint, model=name)
+
+
+def is_reachable(address: str, page: str) -> bool:
+    """Returns whether a visitor who reaches `page`, a host, may reach another address, too.
+
+    A name without a dot is known only inside a network of containers.
+    """
+    host = urlsplit(address).hostname or ""
+    if is_loopback(host):
+        return is_loopback(re.sub(r":\d*$", "", page).strip("[]"))
+    return "." in host or ":" in host
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host's name or address is the machine's own."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _form_texts() -> Mapping[str, str] | None:

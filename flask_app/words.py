@@ -3,8 +3,9 @@
 The model's view decides which words a page uses.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 DEFAULT_PROBABILITY = 0.5
 DEFAULT_MARGIN = 0.15
@@ -50,7 +51,7 @@ class ErrorWords:
 class View:
     """A model's page: its form, its script, and the texts around the answers.
 
-    Its form is in `templates/NAME.html`, and works with `static/NAME.js`.
+    Its form is in `templates/FORM.html`, and works with `static/SCRIPT.js`.
     """
 
     name: str
@@ -63,21 +64,32 @@ class View:
     unsure: str = ""  # note on an answer with a low score
     candidates: int = 0  # how many it shows at most; 0: the model ranks nothing
     script: str = ""  # where it is not the name
+    form: str = ""  # where it is not the script's name
     named_by: str = ""  # field whose text names a request
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What is filled in first: changes of the `FormField` with this name."""
+
+    hidden: tuple[str, ...] = ()  # fields that the page does not offer
 
     def top_k(self, labels: Sequence[str]) -> int:
         """Returns the number of candidates to ask for; 0 where the model ranks nothing."""
         return min(self.candidates, len(labels) or self.candidates)
 
 
-SENT = "is sent to this server and its {}. Nothing is stored"
+def box(label: str, rows: int, **more: Any) -> Mapping[str, Any]:
+    """Returns the changes of a field that a view shows with a label of its own, empty at first."""
+    return {"label": label, "rows": rows, "value": "", "help": "", **more}
+
+
+BY_LINE = "Each line is a separate text."
+SENT = "is sent to this server and its model. Nothing is stored"
 FORM = View(
     "form",
     "Try {name}",
     "Fill in the form and send it to the model.",
     "Requests will be sent",
     "The request stays here",
-    "Your request " + SENT.format("model"),
+    "Your request " + SENT,
 )
 """View of any model whose requests have a schema."""
 
@@ -85,6 +97,7 @@ TENSORS = replace(
     FORM,
     name="tensors",
     script="form",
+    fields={"request": {"rows": 10}},
     lead="This model's inputs and outputs are tensors, which are arrays of numbers. "
     "Write a request in JSON, in the format of the Open Inference Protocol.",
 )
@@ -97,7 +110,7 @@ PHOTOS = View(
     "Upload a photo to identify what's in it.",
     "Photos will be sent",
     "The photo stays here",
-    "Your photo " + SENT.format("classifier"),
+    "Your photo " + SENT,
     "classes and always picks one, even when none fits:",
     "The scores are low or close together. The photo may show something outside these classes.",
     5,
@@ -108,10 +121,12 @@ TEXTS = View(
     "Enter a text to classify it.",
     "Texts will be sent",
     "The text stays here",
-    "Your text " + SENT.format("classifier"),
+    "Your text " + SENT,
     "classes and always picks one, even when none fits:",
     "The scores are low or close together. The text may fit none of these classes.",
     10,
+    form="live",
+    fields={"text": box("Your text", 3, by_line=True, help=BY_LINE)},
 )
 QUESTIONS = View(
     "question",
@@ -119,10 +134,11 @@ QUESTIONS = View(
     "Paste a paragraph, ask a question, and see the answer highlighted.",
     "Questions will be sent",
     "The question stays here",
-    "What you write " + SENT.format("model"),
+    "What you write " + SENT,
     unsure="The score is low. The answer may be elsewhere in the text, or not in it at all.",
     candidates=5,
     named_by="question",
+    fields={"context": box("Text", 7), "question": box("Question", 1)},
 )
 EMBEDDINGS = View(
     "embedding",
@@ -130,8 +146,10 @@ EMBEDDINGS = View(
     "Enter several texts to see which of them are close in meaning.",
     "Texts will be sent",
     "The texts stay here",
-    "What you write " + SENT.format("model"),
-    script="several",
+    "What you write " + SENT,
+    script="live",
+    fields={"text": box("Texts", 4, kind="lines", by_line=True, help=BY_LINE)},
+    hidden=("normalize", "truncate"),
 )
 RANKING = replace(
     EMBEDDINGS,
@@ -139,15 +157,44 @@ RANKING = replace(
     heading="Which text fits best?",
     lead="Enter a query and several texts, and see them sorted by how well they fit.",
     named_by="query",
+    fields={"query": box("Query", 1), "texts": box("Texts", 4, by_line=True, help=BY_LINE)},
+    hidden=("truncate",),
 )
-SPECIAL: tuple[tuple[str, set[str], View], ...] = (
-    ("image-classification", set(), PHOTOS),
-    ("text-classification", {"text"}, TEXTS),
-    ("question-answering", {"question", "context"}, QUESTIONS),
-    ("embedding", {"text"}, EMBEDDINGS),
-    ("ranking", {"query", "texts"}, RANKING),
+ENTITIES = replace(
+    EMBEDDINGS,
+    name="entities",
+    heading="What is named in this text?",
+    lead="Enter a text to see its entities marked, such as names of people and places.",
+    stays="The text stays here",
+    fields={"text": box("Text", 7)},
+    hidden=(),
 )
-"""Views that give more than the form: of a task, if its requests have these fields."""
+ZERO_SHOT = replace(
+    EMBEDDINGS,
+    name="zero-shot",
+    heading="Which label fits this text?",
+    lead="Enter a text and labels of your choice, and see how well each of them fits.",
+    unsure="The scores are low or close together. The text may fit none of these labels.",
+    stays="The text stays here",
+    fields={
+        "text": box("Text", 3),
+        "candidate_labels": box(
+            "Labels", 2, kind="names", required=True, limit=None, help="Separated by commas or lines."
+        ),
+        "multi_label": box("Several labels may fit", 1, kind="yes"),
+    },
+    hidden=("text_pair",),
+)
+SPECIAL = {
+    "image-classification": PHOTOS,
+    "text-classification": TEXTS,
+    "question-answering": QUESTIONS,
+    "embedding": EMBEDDINGS,
+    "ranking": RANKING,
+    "token-classification": ENTITIES,
+    "zero-shot-classification": ZERO_SHOT,
+}
+"""Views that give more than the form: of a task, if its requests have the view's fields."""
 
 TRUNCATED = "The text was too long. The model read only part of it."
 NO_ANSWER = "The text does not say."
@@ -166,23 +213,26 @@ ERRORS = {
         "Save the photo as JPEG and choose that file.",
     ),
     "unsupported_media_type": ("This file is not an image.", "Choose a JPEG, PNG or WebP file."),
-    "unknown_sample": ("This example photo does not exist.", "Choose one of the examples on the page."),
-    "invalid_image": (
-        "This file is not a readable image.",
-        "Choose a JPEG, PNG or WebP file.",
-    ),
-    "overloaded": ("The classifier is busy.", "Try again in a moment."),
+    "unknown_sample": ("This sample does not exist.", "Choose one of the samples on the page."),
+    "invalid_image": ("This file is not a readable image.", "Choose a JPEG, PNG or WebP file."),
+    "text_too_long": ("This text is too long.", ""),
+    "invalid_text": ("This text cannot be read.", ""),
+    "invalid_input": ("The model does not accept this input.", ""),
+    "invalid_request": ("The request doesn't match the model's input format.", ""),
+    "invalid_json": ("This isn't valid JSON.", ""),
+    "invalid_tensor": ("The tensors don't match the model's inputs.", ""),
+    "overloaded": ("The model is busy.", "Try again in a moment."),
     "unavailable": ("The model is not ready.", "Try again in a moment."),
-    "draining": ("The classifier is restarting.", "Try again in a moment."),
+    "draining": ("The service is restarting.", "Try again in a moment."),
     "unauthorized": (
-        "The classifier does not accept this page's API key.",
+        "The service does not accept this page's API key.",
         "The site's administrator must set the right key.",
     ),
-    "deadline_exceeded": ("The classifier took too long.", "Try again in a moment."),
-    "api_timeout": ("The classifier took too long.", "Try again in a moment."),
-    "api_unreachable": ("The classifier cannot be reached.", "Try again later."),
+    "deadline_exceeded": ("The model took too long.", "Try again in a moment."),
+    "api_timeout": ("The model took too long.", "Try again in a moment."),
+    "api_unreachable": ("The model cannot be reached.", "Try again later."),
     "api_garbage": (
-        "The classifier returned an invalid response.",
+        "The model returned an invalid response.",
         "Try again. If this continues, contact the site's administrator.",
     ),
     "cancelled": ("Cancelled.", "Try again whenever you like."),
@@ -201,32 +251,10 @@ ERRORS = {
         "Go back to the start page.",
     ),
 }
-REQUEST_ERRORS = {
-    "payload_too_large": ("The request is too large.", "Send less at a time."),
-    "text_too_long": ("This text is too long.", ""),
-    "invalid_text": ("This text cannot be read.", ""),
-    "invalid_input": ("The model does not accept this input.", ""),
-    "invalid_request": ("The request doesn't match the model's input format.", ""),
-    "invalid_json": ("This isn't valid JSON.", ""),
-    "invalid_tensor": ("The tensors don't match the model's inputs.", ""),
-    "overloaded": ("The model is busy.", "Try again in a moment."),
-    "draining": ("The service is restarting.", "Try again in a moment."),
-    "unauthorized": (
-        "The service does not accept this page's API key.",
-        "The site's administrator must set the right key.",
-    ),
-    "deadline_exceeded": ("The model took too long.", "Try again in a moment."),
-    "api_timeout": ("The model took too long.", "Try again in a moment."),
-    "api_unreachable": ("The model cannot be reached.", "Try again later."),
-    "api_garbage": (
-        "The model returned an invalid response.",
-        "Try again. If this continues, contact the site's administrator.",
-    ),
-}
-"""Errors in other words where no photo was sent; without advice, the service's own sentence is it."""
+"""What visitors read about an error; without advice, the service's own sentence is it."""
 
-REQUEST_CLIENT_ERROR = ("The request was not accepted.", "")
-CLIENT_ERROR = ("The photo was not accepted.", "Choose another one.")
+REQUEST_TOO_LARGE = ("The request is too large.", "Send less at a time.")
+CLIENT_ERROR = ("The request was not accepted.", "")
 SERVER_ERROR = (
     "Something went wrong on the server.",
     "If this continues, contact the site's administrator.",
@@ -236,13 +264,12 @@ SERVER_ERROR = (
 def error(code: str, status: int, view: View = PHOTOS, detail: str = "") -> ErrorWords:
     """Returns the words for an error's code, or for its status when the code is unknown.
 
-    `detail` is the service's own sentence, which says what is wrong with a text or a form.
+    `detail` is the service's own sentence.
     """
-    entry = ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR)
-    if view is not PHOTOS:
-        general = SERVER_ERROR if status >= 500 else REQUEST_CLIENT_ERROR
-        entry = REQUEST_ERRORS.get(code) or ERRORS.get(code, general)
-    return ErrorWords(entry[0], entry[1] or sentence(detail))
+    title, advice = ERRORS.get(code, SERVER_ERROR if status >= 500 else CLIENT_ERROR)
+    if code == "payload_too_large" and view is not PHOTOS:
+        title, advice = REQUEST_TOO_LARGE
+    return ErrorWords(title, advice or sentence(detail if detail != title else ""))
 
 
 def waiting(state: str, reason: str) -> str:
@@ -270,24 +297,29 @@ def percent(probability: float) -> str:
     return f"{round(value)} %"
 
 
-def verdict(top: Sequence[tuple[str, float]], thresholds: Thresholds, unsure: str = "") -> Verdict:
-    """Builds a sentence and bars from (label, probability) pairs, most probable first."""
+def verdict(
+    top: Sequence[tuple[str, float]],
+    thresholds: Thresholds,
+    unsure: str = "",
+    independent: bool = False,
+) -> Verdict:
+    """Builds a sentence and bars from (label, probability) pairs, most probable first.
+
+    If the labels are independent, all that are probable enough fit; else only the first one does. Raises
+    IndexError if there are none.
+    """
     bars = bars_of(top)
     best = top[0][1]
+    if independent:
+        fitting = [bar for bar, (_, p) in zip(bars, top, strict=True) if p >= thresholds.probability]
+        if fitting:
+            return Verdict(", ".join(f"{bar.label} {bar.percent}" for bar in fitting), True, bars)
+        return Verdict(f"None of these; closest: {bars[0].label} {bars[0].percent}", True, bars)
     margin = best - top[1][1] if len(top) > 1 else 1.0
     if best >= thresholds.probability and margin >= thresholds.margin:
         return Verdict(f"{bars[0].label}, {bars[0].percent}", True, bars)
     closest = ", ".join(f"{bar.label} {bar.percent}" for bar in bars[:2])
     return Verdict(f"Not sure: {closest}", False, bars, unsure)
-
-
-def verdict_of_independent(top: Sequence[tuple[str, float]], thresholds: Thresholds) -> Verdict:
-    """The same for classes that do not exclude each other: all that are probable enough."""
-    bars = bars_of(top)
-    fitting = [bar for bar, (_, p) in zip(bars, top, strict=True) if p >= thresholds.probability]
-    if fitting:
-        return Verdict(", ".join(f"{bar.label} {bar.percent}" for bar in fitting), True, bars)
-    return Verdict(f"None of these; closest: {bars[0].label} {bars[0].percent}", True, bars)
 
 
 def verdict_of_spans(top: Sequence[tuple[str, float]], thresholds: Thresholds) -> Verdict:

@@ -87,17 +87,6 @@ export class Asking extends Queue {
     before?.remove();
   }
 
-  /** Fills in an example whose button is pressed, and calls `ask`. */
-  listenToExamples(ask) {
-    this.panel.element.querySelector(".examples").addEventListener("submit", (event) => {
-      event.preventDefault();
-      for (const { name, value } of event.target.querySelectorAll("input")) {
-        type(this.form.elements[name], value);
-      }
-      ask();
-    });
-  }
-
   /** Listens to the cards, and to the button that removes them. */
   listen(cleared = () => {}) {
     super.listen();
@@ -148,13 +137,13 @@ export class Asking extends Queue {
     const shown = this.panel.$(field.id.replace("field-", "count-"));
     if (!shown?.classList.contains("count")) return;
     shown.dataset.empty ??= shown.textContent;
-    const { most, unit = "characters", lines, calm } = field.dataset;
+    const { most, unit = "characters", lines } = field.dataset;
     const texts = lines === undefined ? [field.value] : linesOf(field.value);
     const longest = texts.reduce((a, b) => (b.length > a.length ? b : a), "");
     const wrong = texts.map((text) => wrongWith(field, text)).find(Boolean) ?? "";
     const each = texts.length > 1 ? `${number(texts.length)} texts, the longest: ` : "";
     const size = sizes[unit](longest);
-    const unsaid = !most || ((field.rows === 1 || calm !== undefined) && 2 * size < most);
+    const unsaid = !most || (field.rows === 1 && 2 * size < most);
     const text = `${each}${number(size)} of ${number(Number(most))} ${unit}`;
     shown.textContent = wrong || (size && !unsaid ? text : shown.dataset.empty);
     shown.classList.toggle("bad", Boolean(wrong));
@@ -167,12 +156,6 @@ export class Asking extends Queue {
 /** Tells whether a field has changed since the page arrived; always false for a list. */
 const isTyped = ({ type, checked, defaultChecked, value, defaultValue = value }) =>
   (type === "checkbox" ? checked !== defaultChecked : type !== "file" && value !== defaultValue);
-
-/** Sets a field as if it had been typed. */
-export function type(field, value) {
-  field.value = value;
-  field.dispatchEvent(new Event("input", { bubbles: true }));
-}
 
 // ---- Limits ----------------------------------------------------------------------------------
 

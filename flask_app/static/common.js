@@ -76,9 +76,6 @@ function timesOf(header, elapsed) {
 
 // ---- Words and small parts --------------------------------------------------------------------
 
-export const modelText = ({ title, backend, device }) =>
-  [title, [backend, device].filter(Boolean).join(" on ")].filter(Boolean).join(", ");
-
 /** Returns text nodes in which a line does not break within "Rice 37 %". */
 export const unbroken = (text) => text.split(/(\S+ [<>]?\d+ %,?)/).map((part, odd) =>
   (odd % 2 ? element("span", part, "together") : part));

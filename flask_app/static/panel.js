@@ -1,6 +1,6 @@
 // A panel: the part of the page that belongs to one model, and what is known of that model's state.
 
-import { alarm, modelText, Problem, request, say } from "./common.js";
+import { alarm, Problem, request, say } from "./common.js";
 
 const LOST_MS = 1000;
 
@@ -64,7 +64,7 @@ export class Panel {
     const before = this.state;
     const wasClosed = this.closed();
     const text = {
-      ready: `Ready${this.model ? `: ${modelText(this.model)}` : ""}`,
+      ready: "Ready",
       asleep: reason || "Asleep: the first answer takes longer.",
       loading: `The model is loading. ${goes} as soon as it is ready.`,
       unavailable: "The model is not available. This page keeps checking.",

@@ -2,7 +2,7 @@
 // words of answers and errors come from the server; only what it cannot know is worded here.
 
 import {
-  $, alarm, element, modelText, post, Problem, request, saveCsv, say, tryTo, unbroken,
+  $, alarm, element, post, Problem, request, saveCsv, say, tryTo, unbroken,
 } from "./common.js";
 import { Card, cardOf, isOpen, Queue, RANKED, ranked, reveal } from "./cards.js";
 
@@ -10,6 +10,7 @@ const API_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif",
 const METADATA = /Exif\0\0|eXIf|EXIF|XMP |adobe[.:]|Photoshop 3\.0|Raw profile type/; // may hold the place
 const HISTORY_LENGTH = 24;
 const THUMB_SIDE = 112;
+const SMALL_BYTES = 200_000; // a file that is not made smaller
 const PREVIEW_SIDE = 720; // a larger photo is shown from a copy of this short side
 const MANY_LABELS = 60; // from then on the list scrolls
 
@@ -27,7 +28,10 @@ async function prepare(file, original, side) {
   if (!file.size) throw new Problem("This file is empty.", "Choose another one.");
   const content = await readable(file);
   const bitmap = await createImageBitmap(file).catch(() => null);
-  const made = { blob: file, note: `The original file: ${sizeOf(bitmap, file)}, unchanged.`, thumb: "" };
+  const isPrivate = METADATA.test(content);
+  const kept = isPrivate ? " It may contain the location and camera data." : "";
+  const note = `The original file: ${sizeOf(bitmap, file)}, unchanged.${kept}`;
+  const made = { blob: file, note, thumb: "" };
   if (bitmap) {
     const short = Math.min(bitmap.width, bitmap.height);
     const scale = (2 * side) / short;
@@ -35,14 +39,16 @@ async function prepare(file, original, side) {
     if (shown !== bitmap) made.preview = await jpeg(shown, 0.85);
     made.thumb = draw(shown, THUMB_SIDE / Math.min(shown.width, shown.height))
       .toDataURL("image/jpeg", 0.75);
-    const copies = !original && (scale < 0.8 || !API_TYPES.has(file.type) || METADATA.test(content));
+    const isLarge = scale < 0.8 && file.size > SMALL_BYTES;
+    const copies = !original && (isLarge || !API_TYPES.has(file.type) || isPrivate);
     const canvas = copies && draw(bitmap, scale);
     const copy = canvas && await jpeg(canvas, 0.93);
     if (copy) {
       made.blob = copy;
       made.reduced = true;
-      made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}, without location and ` +
-        `camera data. The original (${sizeOf(bitmap, file)}) may get a different score.`;
+      made.note = `A copy made in your browser: ${sizeOf(canvas, made.blob)}` +
+        `${isPrivate ? ", without location and camera data" : ""}. ` +
+        `The original (${sizeOf(bitmap, file)}) may get a different score.`;
     }
     bitmap.close();
   }
@@ -141,7 +147,7 @@ class PhotoCard extends Card {
 
   fillCode(selector, placeholder, text) {
     const code = this.find(selector);
-    code.textContent = code.textContent.replace(placeholder, () => text);
+    if (code) code.textContent = code.textContent.replace(placeholder, () => text);
   }
 
   fillDetails(answer, times, requestId) {
@@ -149,8 +155,9 @@ class PhotoCard extends Card {
     this.find(".sent").textContent = this.sent.note;
     this.button("original").hidden = !this.sent.reduced;
     const { model } = this.panel;
-    const known = model ? modelText(model) : "Unknown";
-    const { provider, precision, precision_reason: reason } = model ?? {};
+    const { title, backend, device, provider, precision, precision_reason: reason } = model ?? {};
+    const runtime = [backend, device].filter(Boolean).join(" on ");
+    const known = [title, runtime].filter(Boolean).join(", ") || "Unknown";
     const computed = precision ? `, in ${precision}${reason ? `: ${reason}` : ""}` : "";
     this.find(".model").textContent =
       `${known}${provider ? ` (${provider})` : ""}${computed}. Request ${requestId}.`;
@@ -337,8 +344,9 @@ class Photos extends Queue {
   }
 
   /** Shows what the service says of its model. */
-  describe({ heading, lead, labels }) {
+  describe({ heading, lead, labels, samples }) {
     const { panel } = this;
+    for (const part of panel.element.querySelectorAll(".of-samples")) part.toggleAttribute("hidden", !samples);
     if (heading && heading !== panel.$("heading").textContent) {
       panel.$("heading").textContent = heading;
       panel.$("lead").textContent = lead;

@@ -30,7 +30,6 @@ export function start(panel) {
     event.preventDefault();
     form.requestSubmit();
   });
-  asking.listenToExamples(() => form.requestSubmit());
   asking.listen();
   asking.restore();
 }

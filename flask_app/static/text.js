@@ -2,7 +2,7 @@
 
 import { alarm, complain, Problem, say, saveCsv } from "./common.js";
 import { isOpen, RANKED, ranked } from "./cards.js";
-import { AskCard, Asking, linesOf, type, wrongWith } from "./asking.js";
+import { AskCard, Asking, linesOf, wrongWith } from "./asking.js";
 
 const TYPED_MS = 300;
 const MOST_LINES = 200;
@@ -103,9 +103,10 @@ export function start(panel) {
     if (key === "Enter") setTimeout(() => texts.classify()); // when the line is in the field
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  panel.element.querySelector(".examples").addEventListener("submit", (event) => {
+  panel.element.querySelector(".sentences")?.addEventListener("submit", (event) => {
     event.preventDefault();
-    type(field, event.submitter.value);
+    field.value = event.submitter.value;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
     texts.classify();
   });
   panel.$("csv").addEventListener("click", () => {

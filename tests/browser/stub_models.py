@@ -154,6 +154,57 @@ SEARCH: dict[str, Any] = {
     "example": {"query": "Is the soup good?", "texts": ["The soup was wonderful.", "It was cold."]},
     "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512, "texts": 256},
 }
+TAGGER: dict[str, Any] = {
+    **HOST,
+    "name": "tagger",
+    "task": "token-classification",
+    "labels": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"],
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "text": TEXT,
+            "aggregation_strategy": {
+                "type": "string",
+                "enum": ["none", "simple"],
+                "default": "none",
+                "title": "Aggregation Strategy",
+            },
+            "stride": optional("integer", "Stride"),
+        },
+        "required": ["text"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"text": "Ada lived in London.", "aggregation_strategy": "simple"},
+    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512},
+}
+INTENTS: dict[str, Any] = {
+    **HOST,
+    "name": "intents",
+    "task": "zero-shot-classification",
+    "labels": ["entailment", "neutral", "contradiction"],
+    "request_schema": {
+        "type": "object",
+        "properties": {
+            "text": TEXT,
+            "text_pair": optional("string", "Text Pair"),
+            "candidate_labels": {
+                "anyOf": [
+                    {"type": "array", "items": {"type": "string"}},
+                    {"type": "string"},
+                    {"type": "null"},
+                ],
+                "default": None,
+                "title": "Candidate Labels",
+            },
+            "hypothesis_template": optional("string", "Hypothesis Template"),
+            "multi_label": optional("boolean", "Multi Label"),
+        },
+        "required": ["text"],
+    },
+    "answer_schema": {"type": "object"},
+    "example": {"text": "The soup was cold.", "candidate_labels": "complaint, praise"},
+    "limits": {"request_bytes": 16777216, "text_bytes": 9000, "tokens": 512},
+}
 METADATA = {
     "name": "sums",
     "inputs": [{"name": "numbers", "datatype": "FP32", "shape": [-1, 3]}],
@@ -275,6 +326,30 @@ def sorts(asked: Asked) -> Reply:
     return Reply(200, {"ranking": ranking}, {"Server-Timing": TIMES})
 
 
+def tags(asked: Asked) -> Reply:
+    """Finds words in capitals: persons, and places after "in". Offsets are code points."""
+    text, joined = asked.body["text"], asked.body["aggregation_strategy"] != "none"
+    entities = [
+        {
+            "entity_group" if joined else "entity": kind if joined else f"B-{kind}",
+            **{"score": 0.984, "word": word[1].lower(), "start": word.start(1), "end": word.end(1)},
+        }
+        for word in re.finditer(r"\b([A-Z]\w+)", text)
+        for kind in ["LOC" if text[: word.start()].endswith("in ") else "PER"]
+    ]
+    return Reply(200, {"entities": entities}, {"Server-Timing": TIMES})
+
+
+def fits(asked: Asked) -> Reply:
+    """Finds that labels of fewer letters fit better."""
+    labels, several = asked.body["candidate_labels"], asked.body.get("multi_label")
+    labels = sorted(labels.split(", ") if isinstance(labels, str) else labels, key=len)
+    shares = [0.5**place for place in range(len(labels))]
+    scores = [share if several or len(labels) == 1 else share / sum(shares) for share in shares]
+    body = {"sequence": asked.body["text"], "labels": labels, "scores": scores}
+    return Reply(200, body, {"Server-Timing": TIMES})
+
+
 def adds(asked: Asked) -> Reply:
     """Adds the numbers."""
     (tensor,) = asked.body["inputs"]
@@ -288,6 +363,8 @@ ANSWERS: dict[str, Callable[[Asked], Reply]] = {
     "question-answering": reads,
     "embedding": means,
     "ranking": sorts,
+    "token-classification": tags,
+    "zero-shot-classification": fits,
     "flowers:Flowers": sees,
     "tensor": adds,
 }

@@ -48,7 +48,7 @@ def several_states(page: Page, stub: StubApi) -> None:
     page.locator("#photos").set_input_files(EGG)
     expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
     page.get_by_text("Details").nth(1).click()
-    page.get_by_role("button", name="Wrong").first.click()
+    page.get_by_role("button", name="No", exact=True).first.click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

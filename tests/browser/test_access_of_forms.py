@@ -8,7 +8,16 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PageOf
 from tests.browser.stub_api import StubApi, error
-from tests.browser.stub_models import FLOWERS, GRAPH, MEANINGS, READER, SEARCH, SENTIMENT
+from tests.browser.stub_models import (
+    FLOWERS,
+    GRAPH,
+    INTENTS,
+    MEANINGS,
+    READER,
+    SEARCH,
+    SENTIMENT,
+    TAGGER,
+)
 from tests.browser.test_access import PHONE, tab_to, violations
 
 pytestmark = pytest.mark.slow
@@ -52,12 +61,34 @@ def several(page: Page) -> None:
         page.get_by_label("Query").fill(f"wonderful {LONG}")
     page.get_by_label("Texts").fill(f"wonderful {LONG}\nso so\nzzz\nsozz\nzaza")
     expect(page.locator('.card[data-state="done"]')).to_have_count(1)
-    page.get_by_text("Options").click()
+    page.locator(".more summary").click()
+    page.get_by_text("Details").first.click()
+
+
+TINTS = {**TAGGER, "labels": [*"ABCDEFGHIJK", "PER", "LOC"], "limits": {}}
+
+
+def entities(page: Page) -> None:
+    """Shows entities in a long text, one of them long, in the last colours."""
+    page.get_by_label("Text", exact=True).fill(f"Ann and {LONG} in Rome. " * 40)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    for colour in range(12):  # all have to be readable
+        page.locator(".paragraph mark").nth(colour).evaluate(f"mark => mark.className = 'tint-{colour}'")
+    page.locator(".more summary").click()
+    page.get_by_text("Details").first.click()
+
+
+def labels(page: Page) -> None:
+    """Shows an answer about long labels."""
+    page.get_by_label("Text", exact=True).fill(LONG)
+    page.get_by_label("Labels", exact=True).fill(f"a, {LONG}")
+    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    page.locator(".more summary").click()
     page.get_by_text("Details").first.click()
 
 
 SHOWS = [(SENTIMENT, texts), (READER, question), (FLOWERS, form), (GRAPH, form)]
-SHOWS += [(MEANINGS, several), (SEARCH, several)]
+SHOWS += [(MEANINGS, several), (SEARCH, several), (TINTS, entities), (INTENTS, labels)]
 Show = Callable[[Page], None]
 each_view = pytest.mark.parametrize(
     ("model", "show"), SHOWS, ids=[str(model["name"]) for model, _ in SHOWS]
@@ -100,15 +131,17 @@ def test_no_sideways_scrolling(
 
 
 @pytest.mark.parametrize(
-    "model", [SENTIMENT, READER, FLOWERS, MEANINGS, SEARCH], ids=lambda model: model["name"]
+    "model", [SENTIMENT, READER, FLOWERS, MEANINGS, TAGGER, INTENTS], ids=lambda model: model["name"]
 )
 def test_axe_finds_nothing_without_script(page_of: PageOf, stub: StubApi, model: dict[str, Any]) -> None:
     page = page_of(model, java_script_enabled=False)
-    page.locator(".examples button, .sheet button").last.click()
+    for box in page.locator("textarea:required").all():
+        box.fill("Ann Lee in Rome")
+    page.locator(".sheet button").last.click()
     expect(page.locator('.card[data-state="done"]')).to_have_count(1)
     answered = page.content()
     stub.usual = error(400, "invalid_text")
-    page.locator(".examples button, .sheet button").last.click()
+    page.locator(".sheet button").last.click()
     expect(page.get_by_role("alert").first).to_be_visible()
     failed = page.content()
     checked = page_of(model)
@@ -123,7 +156,7 @@ def test_texts_by_keyboard(page_of: PageOf) -> None:
     page.keyboard.type("wonderful")
     expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
     expect(page.locator("#field-text")).to_be_focused()  # the focus is not stolen
-    tab_to(page, ".examples button")
+    tab_to(page, ".sentences button")
     page.keyboard.press("Enter")
     expect(page.locator("#field-text")).to_have_value("A funny, warm and wonderful film.")
     tab_to(page, ".card summary")
@@ -155,6 +188,26 @@ def test_a_matrix_by_keyboard(page_of: PageOf) -> None:
     expect(page.locator(".card-sentence")).to_have_text("Similarity 1.00")
     expect(page.locator("#field-text")).to_be_focused()
     tab_to(page, ".matrix-frame")  # which may be wider than the page
+    tab_to(page, ".card summary")
+
+
+def test_labels_and_entities_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(INTENTS)
+    tab_to(page, "#field-text")
+    page.keyboard.type("The soup was cold.")
+    page.keyboard.press("Tab")
+    page.keyboard.type("ask, praise")
+    expect(page.locator(".card-sentence")).to_have_text("ask, 67 %")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page.locator(".card-sentence")).to_have_text("ask 100 %, praise 50 %")
+    expect(page.locator("#field-multi_label")).to_be_focused()
+    page = page_of(TAGGER)
+    tab_to(page, "#field-text")
+    page.keyboard.type("Ann")
+    expect(page.locator(".card-sentence")).to_have_text("1 entity")
+    tab_to(page, ".more summary")
+    tab_to(page, ".paragraph")  # which may be longer than its frame
     tab_to(page, ".card summary")
 
 

@@ -211,7 +211,7 @@ def test_a_file_that_the_browser_cannot_open_is_said_to_be_unchanged(
     path = tmp_path / "scan.tiff"
     Image.new("RGB", (300, 200), "red").save(path)
     page = open_page()
-    expect(page.locator("footer")).to_contain_text("it sends the file unchanged, with its location")
+    expect(page.locator("footer")).to_contain_text("It sends files that it can't open unchanged")
     page.get_by_label("Choose photos").set_input_files(path)
     expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
     page.get_by_text("Details").click()
@@ -312,7 +312,7 @@ def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
 
 def test_the_code_is_about_the_file_itself(open_page: Opener, tmp_path: Path) -> None:
     """The script sends a JPEG made in the browser, but the copied command is about the PNG file."""
-    Image.new("RGB", (1500, 1200), "red").save(path := tmp_path / "soup.png")
+    Image.effect_noise((1500, 1200), 99).save(path := tmp_path / "soup.png")
     page = open_page()
     page.get_by_label("Choose photos").set_input_files(path)
     page.get_by_text("Details").click()

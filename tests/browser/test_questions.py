@@ -10,6 +10,7 @@ from tests.browser.stub_models import READER
 pytestmark = pytest.mark.slow
 
 TEXT = "Im Caf\u00e9 \U0001f468\u200d\U0001f373 kocht <b>Ann Lee</b>,\nund das seit 1999."
+BRIDGE = "The bridge was built in 1902 by Anna Lindqvist, an engineer from Gothenburg."
 
 
 @pytest.fixture
@@ -41,15 +42,14 @@ def test_the_answer_is_marked_in_the_text(page: Page, stub: StubApi) -> None:
 
 
 def test_the_text_stays_for_the_next_question(page: Page, stub: StubApi) -> None:
-    page.get_by_role("button", name="Who built the bridge?").click()
-    expect(page.locator(".card-sentence")).to_have_text("Anna Lindqvist, 87 %")
-    text = page.get_by_label("Text", exact=True).input_value()
+    page.get_by_label("Text", exact=True).fill(BRIDGE)
+    ask(page, "Who built the bridge?")
     ask(page, "Is there nothing?", 2)
     assert page.locator(".card-sentence").all_inner_texts() == [
         "The text does not say.",
         "Anna Lindqvist, 87 %",
     ]
-    assert [asked.body["context"] for asked in stub.asked] == [text, text]
+    assert [asked.body["context"] for asked in stub.asked] == [BRIDGE, BRIDGE]
     expect(page.get_by_label("Question")).to_be_focused()
 
 
@@ -61,7 +61,8 @@ def test_a_long_text_is_scrolled_to_the_answer(page: Page) -> None:
 
 
 def test_other_candidates_on_request(page: Page) -> None:
-    page.get_by_role("button", name="Who built the bridge?").click()
+    page.get_by_label("Text", exact=True).fill(BRIDGE)
+    ask(page, "Who built the bridge?")
     other = page.locator("mark.other")
     expect(other).to_have_text("1902")
     colour = "mark => getComputedStyle(mark).backgroundColor"
@@ -140,5 +141,3 @@ def test_without_script(page_of: PageOf) -> None:
     expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
     assert marks(page, "best") == ["Ann Lee"]
     expect(page.get_by_label("Text", exact=True)).to_have_value("von <b>Ann Lee</b> seit 1999")
-    page.get_by_role("button", name="Who built the bridge?").click()
-    assert marks(page, "best") == ["Anna Lindqvist"]

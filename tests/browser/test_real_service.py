@@ -13,7 +13,7 @@ from tests import exports, graphs, servers
 from tests.browser.conftest import Opener
 from tests.servers import free_port, running
 
-NAMES = ["food11", "sentiment", "reader", "meanings", "search", "own", "sums"]
+NAMES = ["food11", "sentiment", "reader", "meanings", "search", "tagger", "intents", "own", "sums"]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     exports.asked(folder / "reader", exports.word_piece(), {})
     exports.encoded(folder / "meanings", exports.word_piece(), {})
     exports.ranked(folder / "search", exports.word_piece(), {})
+    exports.tagged(folder / "tagger", exports.word_piece(), {})
+    exports.compared(folder / "intents", exports.word_piece(), {})
     (folder / "own").mkdir()
     own = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
     (folder / "own/model.json").write_text(json.dumps(own))
@@ -77,18 +79,21 @@ def test_the_test_address(open_page: Opener, real_page: str) -> None:
 @pytest.mark.slow
 def test_a_tab_for_each_model(open_page: Opener, several: str) -> None:
     page = open_page(url=several)
-    expect(page.get_by_role("tab")).to_contain_text(NAMES)  # whatever is still loading
+    expect(page.get_by_role("tab")).to_contain_text(["What food is this?", *NAMES[1:]])
     page.get_by_role("button", name="Soup").click()
     answered(page)
     for name in NAMES[1:]:
         page.get_by_role("tab", name=name).click()
         expect(page.locator("#page")).to_have_attribute("data-name", name)
         expect(page.locator("#service")).to_have_attribute("data-state", "ready")
-        page.locator(".examples button, .sheet button").last.click()
+        for box in page.locator("textarea:required").all():
+            box.fill(box.input_value() or "the soup")
+        if page.locator(".sheet button:visible").count():
+            page.locator(".sheet button:visible").click()
         answered(page)
         address = "/v2/models/sums/infer" if name == "sums" else f"/predict/{name}"
         assert address in str(page.locator(".curl").text_content())
-    page.get_by_role("tab", name="food11").click()
+    page.get_by_role("tab", name="What food").click()
     answered(page)
 
 
@@ -120,12 +125,35 @@ def test_a_question(open_page: Opener, several: str) -> None:
 
 
 @pytest.mark.slow
+def test_entities(open_page: Opener, several: str) -> None:
+    page = open_page("/#tagger", url=several)
+    page.get_by_label("Text", exact=True).fill("\U0001f600 Warm soup on\nthe table")
+    expect(page.locator(".card-sentence")).to_have_text("2 entities")
+    marks = page.locator(".paragraph mark").all_inner_texts()
+    assert [mark.split()[:-2] for mark in marks] == [["Warm", "soup", "DISH"], ["table", "PLACE"]]
+
+
+@pytest.mark.slow
+def test_labels(open_page: Opener, several: str) -> None:
+    page = open_page("/#intents", url=several)
+    page.get_by_label("Text", exact=True).fill("the soup")
+    page.get_by_label("Labels", exact=True).fill("bread, warm\nawful")
+    expect(page.locator(".bar-label").first).to_have_text("warm")
+    page.get_by_label("Several labels may fit").check()
+    expect(page.locator(".curl")).to_contain_text('"multi_label": true')
+    assert page.locator(".bar").count() == 3
+    for name in ("tagger", "intents"):
+        page.goto(f"{several}/test?model={name}")
+        expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
+
+
+@pytest.mark.slow
 def test_texts_that_are_compared(open_page: Opener, several: str) -> None:
     page = open_page("/#meanings", url=several)
     page.get_by_label("Texts").fill("the warm soup\nawful bread\nthe warm soup")
     expect(page.locator(".card-sentence")).to_have_text("Texts 1 and 3 are the closest: 1.00")
     assert page.locator(".matrix td").count() == 9
-    page.get_by_text("Options").click()
+    page.locator(".more summary").click()
     page.get_by_label("Dimensions").fill("2")
     expect(page.locator(".curl")).to_contain_text('"dimensions": 2')
     page.get_by_label("Dimensions").fill("5000")

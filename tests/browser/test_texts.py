@@ -77,7 +77,7 @@ def test_what_is_no_longer_there_is_no_longer_asked(page: Page, stub: StubApi) -
     expect(page.locator("#alarm")).to_have_text("")
 
 
-def test_examples(page: Page) -> None:
+def test_samples(page: Page) -> None:
     page.get_by_role("button", name="Two hours too long").click()
     expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
     expect(page.get_by_label("Your text")).to_have_value("Two hours too long, and the jokes were stale.")
@@ -217,12 +217,12 @@ def test_a_page_that_was_made_before_the_model_was_known(page_of: PageOf, stub: 
 def test_without_script(page_of: PageOf, stub: StubApi) -> None:
     page = page_of(SENTIMENT, java_script_enabled=False)
     page.get_by_label("Your text").fill(THREE)
-    page.get_by_role("button", name="Classify").click()
+    page.get_by_role("button", name="Send").click()
     assert sentences(page)[:2] == ["Positive, 97 %", "Negative, 91 %"]
     expect(page.get_by_label("Your text")).to_have_value(THREE)
     page.get_by_role("button", name="Two hours too long").click()
     assert sentences(page) == ["Negative, 91 %"]
     stub.usual = error(400, "invalid_text")
-    page.get_by_role("button", name="Classify").click()
+    page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("alert").first).to_contain_text("This text cannot be read.")
     expect(page.get_by_label("Your text")).to_have_value("Two hours too long, and the jokes were stale.")

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from flask_app.answers import pieces
+from flask_app.answers import marked, pieces
 from tests.browser.stub_api import Reply, StubApi, error
-from tests.browser.stub_models import FLOWERS, GRAPH, MEANINGS, READER, SEARCH, SENTIMENT, serve
+from tests.browser.stub_models import (
+    FLOWERS,
+    GRAPH,
+    INTENTS,
+    MEANINGS,
+    READER,
+    SEARCH,
+    SENTIMENT,
+    TAGGER,
+    serve,
+)
 
 FLOWER = {"name": "rose", "features": "1, 2", "petals": "5", "season": '"spring"', "place": "{}"}
 FILLED = {
@@ -19,8 +29,10 @@ FILLED = {
     "reader": {"question": "Who?", "context": "The cook is Ann Lee."},
     "flowers": FLOWER,
     "sums": {"request": '{"inputs": [{"data": [1, 2, 3]}]}'},
-    "meanings": {"text": "a cat", "dimensions": "20", "prompt_name": "query"},
+    "meanings": {"text": "a cat", "dimensions": "20", "prompt_name": '"query"'},
     "search": {"query": "Who cooks?", "texts": "Ann cooks", "raw_scores": "false"},
+    "tagger": {"text": "Ann lives in Rome.", "aggregation_strategy": '"simple"'},
+    "intents": {"text": "The soup was cold.", "candidate_labels": "praise, complaint\nask"},
 }
 SENT: dict[str, tuple[str, dict[str, Any]]] = {
     "sentiment": ("/predict?top_k=3", FILLED["sentiment"]),
@@ -35,10 +47,18 @@ SENT: dict[str, tuple[str, dict[str, Any]]] = {
     "sums": ("/v2/models/sums/infer", {"inputs": [{"data": [1, 2, 3]}]}),
     "meanings": ("/predict", {"text": ["a cat"], "dimensions": 20, "prompt_name": "query"}),
     "search": ("/predict", {"query": "Who cooks?", "texts": ["Ann cooks"], "raw_scores": False}),
+    "tagger": ("/predict", {"text": "Ann lives in Rome.", "aggregation_strategy": "simple"}),
+    "intents": (
+        "/predict",
+        {
+            **{"text": "The soup was cold.", "multi_label": False},
+            "candidate_labels": ["praise", "complaint", "ask"],
+        },
+    ),
 }
 VIEWS = {"sentiment": "text", "reader": "question", "flowers": "form", "sums": "tensors"}
-VIEWS |= {"meanings": "embedding", "search": "ranking"}
-MODELS = [SENTIMENT, READER, FLOWERS, GRAPH, MEANINGS, SEARCH]
+VIEWS |= {"meanings": "embedding", "search": "ranking", "tagger": "entities", "intents": "zero-shot"}
+MODELS = [SENTIMENT, READER, FLOWERS, GRAPH, MEANINGS, SEARCH, TAGGER, INTENTS]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
@@ -161,6 +181,80 @@ def test_texts_are_sorted_by_their_scores(stub: StubApi, client: FlaskClient) ->
     assert stub.asked[0].body == {"query": "Who?", "texts": ["a", "<b>", " c"]}
 
 
+def marks(page: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Tint, title, text and label of each marked part of a text."""
+    mark = r'<mark class="(\S+)" title="(.*?)">(.*?)<span class="tag"> (.*?)<'
+    return [tuple(map(unescape, found)) for found in re.findall(mark, page["html"], re.DOTALL)]
+
+
+def test_entities_are_marked(stub: StubApi, client: FlaskClient) -> None:
+    """Offsets are code points. A label has its tint, whether tokens are joined or not."""
+    serve(stub, TAGGER)
+    typed = {
+        "text": "\U0001f600 <Ann>\r\nin \U0001f1eb\U0001f1f7 Rome",
+        "aggregation_strategy": '"simple"',
+    }
+    page = client.post("/ask", data=typed).get_json()["page"]
+    assert page["sentence"] == "2 entities"
+    assert marks(page) == [("tint-1", "PER 98 %", name, "PER") for name in ("Ann", "Rome")]
+    assert "\U0001f600 &lt;<mark" in page["html"]
+    tints = {}
+    for strategy, prefix in (("simple", ""), ("none", "B-")):
+        typed = {"text": "Ann, in Rome with Bo", "aggregation_strategy": f'"{strategy}"'}
+        page = client.post("/ask", data=typed).get_json()["page"]
+        tints[strategy] = [tint for tint, *_ in marks(page)]
+        assert page["sentence"] == "3 entities"
+        assert [label for *_, label in marks(page)] == [
+            f"{prefix}{each}" for each in ("PER", "LOC", "PER")
+        ]
+        assert re.findall(r">([\w-]+)</mark> (\d)", page["html"]) == [
+            (f"{prefix}PER", "2"),
+            (f"{prefix}LOC", "1"),
+        ]
+    assert tints["simple"] == tints["none"]
+    assert len(set(tints["none"])) == 2
+    page = client.post("/ask", data={"text": "nobody", "aggregation_strategy": '"simple"'}).get_json()
+    assert page["page"]["sentence"] == "No entities found"
+
+
+def test_entities_that_overlap_and_unknown_labels() -> None:
+    """Several tokens may be one character, and a label may be any text."""
+    spans = [("a-b", 3, 5), ("<i>", 4, 8), ("a-b", 3, 5), ("", 9, 9)]
+    entities = [{"entity": name, "score": 1, "start": start, "end": end} for name, start, end in spans]
+    cut = marked("0123456789", entities, ["a-b"])
+    assert [(piece.text, piece.label) for piece in cut] == [
+        *(("012", ""), ("34", "a-b"), ("567", "<i>"), ("89", "")),
+    ]
+    assert [piece.kind for piece in cut if piece.kind] == ["tint-0", "tint-1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "multi_label", "said"),
+    [
+        ("ask, praise", "", ("ask, 67 %", True)),
+        ("ask, praise", "yes", ("ask 100 %, praise 50 %", True)),
+        ("praise", "", ("praise 100 %", True)),
+        ("a\n\n bb ,ccc", "", ("a, 57 %", True)),
+    ],
+)
+def test_labels_of_the_request(
+    stub: StubApi, client: FlaskClient, labels: str, multi_label: str, said: tuple[str, bool]
+) -> None:
+    serve(stub, INTENTS)
+    assert sentence(client, text="x", candidate_labels=labels, multi_label=multi_label) == said
+
+
+def test_labels_are_needed(stub: StubApi, client: FlaskClient) -> None:
+    serve(stub, INTENTS)
+    answer = client.post("/ask", data={"text": "x", "candidate_labels": " ,\n"})
+    assert (answer.status_code, answer.get_json()["page"]["advice"]) == (
+        400,
+        "Labels: fill in this field.",
+    )
+    stub.usual = Reply(200, {"labels": ["a", "b"], "scores": [0.4, 0.3]})
+    assert sentence(client, text="x", candidate_labels="a, b") == ("Not sure: a 40 %, b 30 %", False)
+
+
 def test_candidates_that_overlap() -> None:
     spans = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
     cut = [(piece.text, piece.kind) for piece in pieces("0123456789", spans)]
@@ -188,6 +282,15 @@ def test_candidates_that_overlap() -> None:
         (SEARCH, {"ranking": [{"index": 0, "score": "much"}]}),
         (SEARCH, {"ranking": [{"index": 0, "score": float("nan")}]}),
         (SEARCH, {"ranking": {"index": 0}}),
+        (TAGGER, {"entities": [{"entity": "PER", "score": 0.5, "start": 0, "end": 19}]}),
+        (TAGGER, {"entities": [{"entity": "PER", "score": float("nan"), "start": 0, "end": 2}]}),
+        (TAGGER, {"entities": [{"score": 0.5, "start": 0, "end": 2}]}),
+        (TAGGER, {"entities": None}),
+        (TAGGER, []),
+        (INTENTS, {"labels": [], "scores": []}),
+        (INTENTS, {"labels": ["ask"], "scores": [0.1, 0.2]}),
+        (INTENTS, {"labels": ["ask"], "scores": ["much"]}),
+        (INTENTS, {"prediction": "entailment", "probability": 0.5}),
         (SENTIMENT, {"prediction": "Positive"}),
         (SENTIMENT, {"top": [{"label": "Positive", "probability": "much"}]}),
         (SENTIMENT, "Positive"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flask_app.views import is_reachable
 from tests.browser.page_app import PHOTO, page_app
 from tests.browser.stub_api import Asked, StubApi
 from tests.browser.stub_models import SENTIMENT, serve
@@ -57,6 +58,33 @@ def test_a_photo(stub: StubApi, tmp_path: Path, protocol: str, program: str) -> 
     (asked,) = stub.asked
     assert asked.headers["Authorization"] == "Bearer k-1"
     assert photo_in(asked, protocol) == PHOTO
+
+
+@pytest.mark.parametrize(
+    ("api", "page", "shown"),
+    [
+        ("http://127.0.0.1:8000", "localhost:5000", True),
+        ("http://[::1]:8000", "[::1]:5000", True),
+        ("http://127.0.0.1:8000", "food.example:443", False),
+        ("http://localhost:8000/x", "192.0.2.1", False),
+        ("http://api:8000", "localhost", False),
+        ("http://10.0.0.7:8000", "food.example", True),
+        ("https://api.food.example", "food.example", True),
+    ],
+)
+def test_code_is_shown_to_visitors_who_can_reach_the_api(api: str, page: str, shown: bool) -> None:
+    assert is_reachable(api, page) is shown
+
+
+def test_a_remote_visitor_gets_code_with_the_public_address_only(stub: StubApi) -> None:
+    serve(stub, SENTIMENT)
+    for public, address in ((None, None), ("https://api.food.example", "https://api.food.example")):
+        with page_app(stub, public_api_url=public) as app:
+            client = app.test_client()
+            answer = client.post("/ask", data={"text": "x"}, base_url="http://food.example")
+        html = answer.get_json()["page"]["html"]
+        assert stub.url not in html
+        assert (address is not None) is ("curl" in html)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

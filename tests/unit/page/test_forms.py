@@ -75,9 +75,10 @@ def test_every_type_has_its_field_and_says_what_it_takes() -> None:
 
 
 def test_a_limit_in_tokens_is_told_in_words() -> None:
-    field = form(text_bytes=300, letter_tokens=1000).by_name["letter"]
+    assert form(text_bytes=300, letter_tokens=1000).by_name["letter"].limit == Limit(300, "bytes")
+    field = form(text_bytes=9000, letter_tokens=1000).by_name["letter"]
     assert field.limit is None
-    assert field.help == ("At most 1,000 tokens, about 700 English words.")
+    assert field.size_help == ("At most 1,000 tokens, about 700 English words.")
 
 
 def test_the_form_begins_with_the_example_and_sends_it() -> None:

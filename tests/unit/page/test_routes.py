@@ -129,7 +129,7 @@ def test_status_and_health(stub: StubApi, client: FlaskClient) -> None:
     assert (body["state"], body["model"]["title"]) == ("ready", "food11 1")
     assert (body["model"]["labels"], body["model"]["side"]) == (LABELS, 256)
     assert client.get("/healthz").get_json() == {"status": "ok", "api": "ready"}
-    assert "<h1>Soup</h1>" in client.get("/test").text
+    assert "<h1>Soup, 92 %</h1>" in client.get("/test").text
     stub.ready = error(503, "unavailable")
     assert client.get("/status").get_json()["state"] == "loading"
     stub.down()

@@ -48,7 +48,7 @@ def test_requests_go_to_the_model_of_the_tab(stub: StubApi, client: FlaskClient)
     texts |= {"request": '{"inputs": [{"data": [1]}]}'}
     for name in NAMES:
         page = client.get(f"/{name}").text
-        assert tabs(page) == [(f"/{each}", each) for each in NAMES]
+        assert tabs(page) == [(f"/{each['name']}", each["title"] or each["name"]) for each in MODELS]
         assert current(page) == name
         assert f'action="/{name}"' in page
         status = client.get(f"/status?model={name}").get_json()
@@ -65,6 +65,26 @@ def test_requests_go_to_the_model_of_the_tab(stub: StubApi, client: FlaskClient)
     paths += ["/predict/flowers", "/v2/models/sums/infer"]
     assert [asked.path for asked in stub.asked] == [path for path in paths for _ in range(3)]
     assert current(client.get("/").text) == NAMES[0]
+
+
+def test_models_of_the_same_title_are_told_apart(stub: StubApi, client: FlaskClient) -> None:
+    serve_several(stub, MODEL, {**MODEL, "name": "food12"}, {**SENTIMENT, "title": "A <b>"})
+    names = [name for _, name in tabs(client.get("/").text)]
+    assert names == ["food11", "food12", "A <b>"]
+
+
+def test_only_the_models_of_the_page_have_samples(stub: StubApi, client: FlaskClient) -> None:
+    """A photo model without samples is tested with its own example."""
+    example = {"image": "eHg="}
+    serve_several(stub, MODEL, {**MODEL, "name": "roofs", "example": example}, SENTIMENT)
+    for name, has_samples in (("food11", True), ("roofs", False)):
+        page = client.get(f"/{name}").text
+        hidden = page.partition('<form class="samples of-samples"')[2].partition(">")[0]
+        assert hidden.endswith(" hidden") is not has_samples
+        assert client.get(f"/status?model={name}").get_json()["model"]["samples"] is has_samples
+        assert ("soup.jpg" in client.get(f"/test?model={name}").text) is has_samples
+    assert stub.asked[-1].body == example
+    assert "A funny, warm and wonderful film." in client.get("/sentiment").text
 
 
 @pytest.mark.parametrize("name", ["nothing", "..", "sentiment%2f..", "<b>", "x" * 5000, "sums/infer"])

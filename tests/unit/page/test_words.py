@@ -52,5 +52,6 @@ def test_every_code_that_is_raised_has_a_status() -> None:
 
 
 def test_unknown_codes_get_general_words() -> None:
-    assert words.error("new_code", 418) == words.ErrorWords(*words.CLIENT_ERROR)
+    own = words.ErrorWords(words.CLIENT_ERROR[0], "It is a teapot.")
+    assert words.error("new_code", 418, detail="it is a teapot") == own
     assert words.error("new_code", 500) == words.ErrorWords(*words.SERVER_ERROR)

@@ -1,13 +1,11 @@
-// The view for several texts that belong to one request: its answer follows what is typed.
+// The view whose one answer follows what is typed: embeddings, ranking, entities, zero-shot.
 
 import { alarm, say } from "./common.js";
 import { AskCard, Asking, linesOf } from "./asking.js";
 
 const TYPED_MS = 300;
 
-class SeveralCard extends AskCard {
-  verb = "Comparing";
-
+class LiveCard extends AskCard {
   say(text) { say(text); }
 }
 
@@ -29,7 +27,7 @@ export function start(panel) {
       asking.refresh();
       return;
     }
-    const card = new SeveralCard(asking, content.get("query")?.trim() ?? "", content, asking.cards[0]);
+    const card = new LiveCard(asking, content.get("query")?.trim() ?? "", content, asking.cards[0]);
     card.key = key;
     asking.put(card, 0);
     asking.refresh();
@@ -46,7 +44,6 @@ export function start(panel) {
     ask();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
-  asking.listenToExamples(ask);
   asking.listen(() => {
     form.reset();
     asking.keep();
