@@ -149,7 +149,7 @@ EMBEDDINGS = View(
     "What you write " + SENT,
     script="live",
     fields={"text": box("Texts", 4, kind="lines", by_line=True, help=BY_LINE)},
-    hidden=("normalize", "truncate"),
+    hidden=("normalize", "truncate", "truncation_direction"),
 )
 RANKING = replace(
     EMBEDDINGS,
@@ -157,8 +157,11 @@ RANKING = replace(
     heading="Which text fits best?",
     lead="Enter a query and several texts, and see them sorted by how well they fit.",
     named_by="query",
-    fields={"query": box("Query", 1), "texts": box("Texts", 4, by_line=True, help=BY_LINE)},
-    hidden=("truncate",),
+    fields={
+        "query": box("Query", 1, size_help=""),
+        "texts": box("Texts", 4, by_line=True, help=BY_LINE),
+    },
+    hidden=("truncate", "truncation_direction"),
 )
 ENTITIES = replace(
     EMBEDDINGS,
