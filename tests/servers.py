@@ -23,6 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PORTS = range(10_000, 32_000)
 """Below those that the system gives to clients' connections."""
 
+UNMEASURED = {
+    "SERVING_CPU_RUNTIME": "onnxruntime",
+    "SERVING_INSTANCES": "1",
+    "SERVING_PRECISION": "fp32",
+}
+"""Settings of a service that does not measure which runtime, layout and precision to use."""
+
 _ports = itertools.count(random.randrange(len(PORTS)))
 
 

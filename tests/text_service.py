@@ -21,10 +21,9 @@ def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> 
     settings = {
         "SERVING_MODELS": ",".join(str(folder / name) for name in models.split(",")),
         "SERVING_ALIASES": f"{ALIAS}=words, org/judge=judge",
-        "SERVING_CPU_RUNTIME": "onnxruntime",
-        "SERVING_INSTANCES": "1",
         "SERVING_LOG_LEVEL": "error",
         "SERVING_MAX_BATCH_SIZE": "4",
+        **servers.UNMEASURED,
         **more,
     }
     with servers.api("fastapi_onnx", settings) as url:

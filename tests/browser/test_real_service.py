@@ -47,8 +47,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "own/model.json").write_text(json.dumps(own))
     graphs.saved(graphs.two_by_two(), folder / "sums")
     folders = [Settings().model_dir, *(folder / name for name in NAMES[1:])]
-    env = {"SERVING_MODELS": ",".join(map(str, folders)), "SERVING_INSTANCES": "1"}
-    env |= {"SERVING_LOG_LEVEL": "error"}
+    env = {"SERVING_MODELS": ",".join(map(str, folders)), "SERVING_LOG_LEVEL": "error"}
+    env |= servers.UNMEASURED
     with servers.api("fastapi_onnx", env) as api_url, page_before(api_url) as url:
         yield url
 

@@ -83,7 +83,7 @@ def every_task(folder: Path) -> Iterator[Service]:
     models = [str(Settings().model_dir), f"sentiment={folder}/export-1"]
     models += [str(folder / name) for name in (*TEXTS[1:], *PYTHON, "sums", "places", "twice.onnx")]
     port = servers.free_port()
-    more = {"SERVING_MODELS": ",".join(models), "SERVING_INSTANCES": "1", "SERVING_QUEUE_SIZE": "32"}
+    more = {"SERVING_MODELS": ",".join(models), "SERVING_QUEUE_SIZE": "32"}
     with started("fastapi_onnx", SERVING_TCP_PORT=str(port), **more) as (url, grpc):
         service = Service(url, grpc, port)
         servers.wait_for(lambda: set(service.get("/health/ready")["models"].values()) == {"ready"})

@@ -28,8 +28,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
     exports.ranked(folder / "search", exports.word_piece(), {})
     models = ",".join(str(folder / name) for name in ("meanings", "search"))
     port = servers.free_port()
-    settings = {"SERVING_MODELS": models, "SERVING_INSTANCES": "1", "SERVING_TCP_PORT": str(port)}
-    with servers.api("fastapi_onnx", settings) as url:
+    settings = {"SERVING_MODELS": models, "SERVING_TCP_PORT": str(port)}
+    with servers.api("fastapi_onnx", settings | servers.UNMEASURED) as url:
         yield url, f"tcp://127.0.0.1:{port}"
 
 

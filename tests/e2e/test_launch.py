@@ -15,13 +15,16 @@ import psutil
 import pytest
 import requests
 
-from tests import pictures, servers
+from tests import servers
+from tests.conftest import NEEDS_TORCH
 from tests.fake.backend import command
 
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-c", "from smallplates.__main__ import main; main()", "serve"]
 """As the installed script does it: the current folder is not on the path."""
+
+FAKE = "--backend=tests.fake"
 
 SHADOW = "raise SystemExit('this module of the current folder must not be imported')"
 TASK = """
@@ -76,11 +79,25 @@ def launched(
             launcher.terminate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_both_start_and_both_stop(number: signal.Signals) -> None:
-    with launched() as (launcher, page, api):
-        answer = requests.post(f"{api}/predict", data=pictures.jpeg(), timeout=30)
+@pytest.mark.parametrize(
+    ("number", "backend", "settings"),
+    [
+        (signal.SIGINT, "onnx", {}),
+        pytest.param(signal.SIGTERM, "pt", {"SERVING_INSTANCES": "1"}, marks=NEEDS_TORCH),
+        (signal.SIGHUP, "onnx", servers.UNMEASURED),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
+def test_both_start_and_both_stop(
+    number: signal.Signals, backend: str, settings: dict[str, str]
+) -> None:
+    with launched(f"--backend={backend}", environment=settings) as (launcher, page, api):
+        answer = requests.post(f"{api}/predict", data=command(), timeout=30)
         assert answer.status_code == 200
+        model = requests.get(f"{api}/model", timeout=30).json()
+        assert model["precision"] in ("fp32", "bf16", "int8")  # as this machine measured
+        assert model["precision_reason"]
+        assert model["instances"] >= 1
         assert requests.get(f"{page}/test", timeout=30).status_code == 200
         children = psutil.Process(launcher.pid).children(recursive=True)
         assert len(children) >= 2
@@ -91,7 +108,7 @@ def test_both_start_and_both_stop(number: signal.Signals) -> None:
 
 
 def test_nohup_keeps_both() -> None:
-    with launched(on_hangup=signal.SIG_IGN) as (launcher, _, api):
+    with launched(FAKE, on_hangup=signal.SIG_IGN) as (launcher, _, api):
         launcher.send_signal(signal.SIGHUP)
         assert requests.get(f"{api}/health/ready", timeout=30).status_code == 200
         launcher.send_signal(signal.SIGTERM)
@@ -99,7 +116,7 @@ def test_nohup_keeps_both() -> None:
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
-    with launched() as (launcher, _, _):
+    with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
         _, alive = psutil.wait_procs(children, timeout=20)
@@ -107,7 +124,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
 
 
 def test_the_death_of_one_ends_the_other() -> None:
-    with launched() as (launcher, _, _):
+    with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         page_of(children).kill()
         assert launcher.wait(30) == 1
@@ -116,7 +133,7 @@ def test_the_death_of_one_ends_the_other() -> None:
 
 
 def test_a_second_sigint_kills_what_does_not_end() -> None:
-    with launched() as (launcher, _, _):
+    with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         page = page_of(children)
         page.suspend()
@@ -133,7 +150,7 @@ def test_a_second_sigint_kills_what_does_not_end() -> None:
 def test_accepted_requests_are_answered_before_it_ends(
     fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor, web_processes: str
 ) -> None:
-    arguments = ["--backend=tests.fake", f"--web-processes={web_processes}"]
+    arguments = [FAKE, f"--web-processes={web_processes}"]
     with launched(*arguments, environment=fake_settings) as (launcher, _, api):
         page = page_of(children := psutil.Process(launcher.pid).children(recursive=True))
         answer = senders.submit(requests.post, f"{api}/predict", data=command(held=True), timeout=60)

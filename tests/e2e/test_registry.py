@@ -1,5 +1,6 @@
 """What is in service changes in every web process, or in none."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests import graphs, servers
+from tests import exports, graphs, servers
 from tests.e2e.services import (
     WEB,
     WORKER,
@@ -31,18 +32,23 @@ KEY = {"Authorization": "Bearer chief"}
 def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
     tmp_path: Path, web_processes: str
 ) -> None:
-    folder = tmp_path / "sentiment"
-    shutil.copytree(servers.ROOT / "models/sentiment", folder)
-    shutil.copytree(folder / "1", folder / "2")
-    described = json.loads((folder / "model.json").read_text())
-    files = {name.replace("1/", "2/"): digest for name, digest in described["files"].items()}
-    files["tokenizer.json"] = "0" * 64  # only web processes read it
-    described |= {"version": "2", "files": files, "int8": {}}
-    (folder / "2" / "model.json").write_text(json.dumps(described))
-    settings = {"SERVING_MODEL_DIR": str(folder), "SERVING_CPU_RUNTIME": "onnxruntime"}
-    keys = {"admin_key": "chief", "web_processes": web_processes, "instances": "1"}
+    folder = exports.saved(tmp_path / "tiny", exports.word_piece(), {})
+
+    def describe(version: str, **changed: str) -> None:
+        (place := folder / version).mkdir(exist_ok=True)
+        shutil.copy(folder / "model.onnx", place)
+        files = {name: digest(folder / name) for name in (f"{version}/model.onnx", "tokenizer.json")}
+        text = {"max_tokens": 64, "pad_token_id": 0}
+        content = {"name": "tiny", "version": version, "task": "text-classification", "text": text}
+        content |= {"labels": exports.LABELS, "files": files | changed}
+        (folder if version == "1" else place).joinpath("model.json").write_text(json.dumps(content))
+
+    describe("1")
+    describe("2", **{"tokenizer.json": "0" * 64})  # only web processes read it
+    settings = {"SERVING_MODEL_DIR": str(folder), **servers.UNMEASURED}
+    keys = {"admin_key": "chief", "web_processes": web_processes}
     with fake_service(settings, package="fastapi_onnx", **keys) as (url, server):
-        refused = switch(url, "2", model="sentiment")
+        refused = switch(url, "2", model="tiny")
         assert refused.status_code == 400
         assert "tokenizer.json" in refused.json()["error"]
         assert len(programs(server, WORKER)) == 1
@@ -50,17 +56,14 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
             assert requests.get(f"{url}/model", timeout=10).json()["version"] == "1"
             body = {"text": "a warm soup"}
             assert requests.post(f"{url}/predict", json=body, timeout=10).status_code == 200
-        (folder / "2" / "model.json").write_text(
-            json.dumps(described | {"files": files | {"tokenizer.json": original(folder)}})
-        )
-        assert switch(url, "2", model="sentiment").status_code == 200
+        describe("2")
+        assert switch(url, "2", model="tiny").status_code == 200
         assert requests.get(f"{url}/model", timeout=10).json()["version"] == "2"
 
 
-def original(folder: Path) -> str:
-    """The digest that version 1 names for the tokeniser."""
-    digest: str = json.loads((folder / "model.json").read_text())["files"]["tokenizer.json"]
-    return digest
+def digest(path: Path) -> str:
+    """The file's, as model.json has it."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_loaded_model_is_found_on_every_connection(
@@ -119,9 +122,9 @@ def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Pat
         [graphs.value("sum", axes=("N", 2))],
     )
     folder = graphs.saved(graph, tmp_path / "wide")
-    settings = {"SERVING_MODELS": str(folder), "SERVING_CPU_RUNTIME": "onnxruntime"}
-    more = {"web_processes": "2", "instances": "1"}
-    with fake_service(settings, package="fastapi_onnx", **more) as (url, server), ExitStack() as held:
+    settings = {"SERVING_MODELS": str(folder), **servers.UNMEASURED}
+    more = {"package": "fastapi_onnx", "web_processes": "2"}
+    with fake_service(settings, **more) as (url, server), ExitStack() as held:
         connect_to_each(url, programs(server, WEB), held)
         inputs = [
             {"name": name, "datatype": "FP32", "shape": [1, 2], "data": [index, 1]}

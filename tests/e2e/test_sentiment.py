@@ -38,8 +38,8 @@ ANSWERS = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_texts_as_typed(backend: str) -> None:
     port = servers.free_port()
-    settings = {"SERVING_MODEL_DIR": str(ROOT / "models/sentiment"), "SERVING_PRECISION": "fp32"}
-    settings |= {"SERVING_INSTANCES": "1", "SERVING_TCP_PORT": str(port)}
+    settings = {"SERVING_MODEL_DIR": str(ROOT / "models/sentiment")}
+    settings |= {"SERVING_MAX_BATCH_SIZE": "2", "SERVING_TCP_PORT": str(port)}
     with started(backend, **settings) as (url, _):
         answers = requests.post(f"{url}/predict", json={"text": [*ANSWERS]}, timeout=30).json()
         alone = requests.post(f"{url}/predict", json={"text": next(iter(ANSWERS))}, timeout=30).json()

@@ -772,7 +772,7 @@ def test_the_command_sends_json_and_questions(tasks: Service, tmp_path: Path) ->
 )
 def test_the_command_with_nobody_to_ask(tmp_path: Path, url: str, code: int) -> None:
     (tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
-    done = ask(str(tmp_path / "photo.jpg"), "--url", url)
+    done = ask(str(tmp_path / "photo.jpg"), "--url", url, "--timeout-s=0.5")
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done
 
 
@@ -781,8 +781,8 @@ def test_the_command_with_nobody_to_ask(tmp_path: Path, url: str, code: int) -> 
 
 def test_long_texts_are_truncated_where_that_is_set(tmp_path: Path) -> None:
     folder = exports.saved(tmp_path / "models" / "short", exports.byte_level(), {"pad_token_id": 1})
-    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_LOG_LEVEL": "error", "SERVING_INSTANCES": "1"}
-    with servers.api("fastapi_onnx", {**env, "SERVING_LONG_TEXT": "truncate"}) as url:
+    env = {"SERVING_MODEL_DIR": str(folder), "SERVING_LONG_TEXT": "truncate"}
+    with servers.api("fastapi_onnx", env | servers.UNMEASURED) as url:
         service = Service(url, "")
         for text, truncated in (
             ("warm " * 80 + "awful " * 500, True),

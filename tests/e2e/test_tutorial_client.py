@@ -67,12 +67,6 @@ def native(url: str, photo: bytes) -> dict[str, float]:
     return {candidate["label"]: candidate["probability"] for candidate in answer.json()["top"]}
 
 
-def close(url: str) -> float:
-    """The largest difference of a probability: in int8 a last digit may move a whole step."""
-    precision = requests.get(f"{url}/model", timeout=10).json()["precision"]
-    return 1e-3 if precision == "fp32" else 3e-2
-
-
 def square() -> int:
     """The side of the square that the shipped model's pipeline cuts out, in pixels."""
     image = Model.read(Settings().model_dir).description.pipeline
@@ -88,7 +82,7 @@ def test_the_same_class_where_the_resizing_agrees(backend_url: str, client: Any,
     photo = drawing(seed, square(), square())
     wanted, actual = native(backend_url, photo), classified(client, photo)
     assert labels[int(actual.argmax())] == max(wanted, key=wanted.__getitem__)
-    np.testing.assert_allclose(actual, [wanted[label] for label in labels], atol=close(backend_url))
+    np.testing.assert_allclose(actual, [wanted[label] for label in labels], atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(320, 240), (240, 320), (224, 224)])
@@ -102,6 +96,6 @@ def test_elsewhere_only_the_resizing_differs(
     as_served = pictures.encode(Image.fromarray(pixels), "PNG")
     wanted, actual = native(backend_url, photo), classified(client, as_served)
     by_label = [wanted[label] for label in model.labels]
-    np.testing.assert_allclose(actual, by_label, atol=close(backend_url))
+    np.testing.assert_allclose(actual, by_label, atol=1e-3)
     assert not np.allclose(prepared(photo), prepared(as_served), atol=0.1)
     assert not np.allclose(classified(client, photo), actual, atol=1e-3)
