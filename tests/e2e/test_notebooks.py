@@ -8,19 +8,18 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.servers import ROOT
+from tests.servers import ROOT, UNMEASURED
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1", "SERVING_INSTANCES": "1"}
+    quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1", **UNMEASURED}
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
