@@ -71,6 +71,24 @@ def test_int8_is_compared_with_int8(results: table.Results) -> None:
     assert table.notes(results) == [f"{ours}: 0.80 of the best rate in process at 16 connections"]
 
 
+def test_every_server_is_measured_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(server: servers.Server, *_: object) -> table.Loads:
+        measured.append(server.name)
+        return {"1 connections": [row(len(measured))]}
+
+    def start(*_: object) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(compare, "measure_server", measure)
+    names = [server.name for server in servers.SERVERS[:2]]
+    kept = compare.measure(["text"], lambda *_: 1.0, servers.SERVERS[:2], 2, 0.1, start)
+    assert measured == [*names, *names]
+    rates = [[line["per_second"] for line in kept[name]["1 connections"]] for name in names]
+    assert rates == [[1, 3], [2, 4]]
+
+
 def test_csv_has_a_row_a_round(results: table.Results, tmp_path: Path) -> None:
     table.write_csv(tmp_path / "new" / "figures.csv", results)
     with (tmp_path / "new" / "figures.csv").open(newline="") as file:
