@@ -97,8 +97,7 @@ async def test_items_of_one_size_share_batches_and_others_do_not(
         [value("x", TensorProto.BOOL, ["N", "n"]), value("h", TensorProto.FLOAT16, ["N", "n", "m"])],
         [value("y", TensorProto.BOOL, ["N", "n"]), value("z", axes=["N", "n", "m"])],
     )
-    full = {"max_batch_size": "8", "max_queue_delay_us": "10000000"}
-    async with served(monkeypatch, graphs.saved(made, tmp_path / "any"), **full) as engine:
+    async with served(monkeypatch, graphs.saved(made, tmp_path / "any"), max_batch_size="8") as engine:
         rng = np.random.default_rng(0)
         batches = [
             (rng.random((2, n)) > 0.5, rng.random((2, n, m)).astype(np.float16))

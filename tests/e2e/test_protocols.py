@@ -125,7 +125,7 @@ def test_keys_and_slow_senders(fake_settings: dict[str, str]) -> None:
             assert list(json.loads(answer.partition("\r\n\r\n")[2])) == KEYS[name]
 
 
-def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
+def test_grpc_keeps_keys_limits_secrets_and_statistics_of_several_web_processes(
     fake_settings: dict[str, str], senders: ThreadPoolExecutor
 ) -> None:
     port = servers.free_port()
@@ -153,29 +153,25 @@ def test_grpc_keeps_keys_limits_and_statistics_of_several_web_processes(
             assert model["inference_stats"]["success"]["count"] == 12
             sizes = [b["batch_size"] * b["compute_infer"]["count"] for b in model["batch_stats"]]
             assert sum(sizes) == 24
-
-
-def test_grpc_tells_nothing_of_what_went_wrong_inside(fake_settings: dict[str, str]) -> None:
-    port = servers.free_port()
-    with (
-        fake_service(fake_settings, instances="1", grpc_port=str(port)) as (url, _),
-        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
-    ):
-        tensor = triton_grpc.InferInput("INPUT_IMAGE", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([command(failure=Failure.RAISE)], object))
-        with pytest.raises(InferenceServerException) as caught:
-            client.infer("food_classifier", [tensor])
-        assert caught.value.status() == "StatusCode.INTERNAL"
-        assert caught.value.message() == HIDDEN
+        broken = triton_grpc.InferInput("INPUT_IMAGE", [1], "BYTES")
+        broken.set_data_from_numpy(np.array([command(failure=Failure.RAISE)], object))
+        with (
+            triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
+            pytest.raises(InferenceServerException) as caught,
+        ):
+            client.infer("food_classifier", [broken], headers=headers)
+        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INTERNAL", HIDDEN)
         path = "/inference.GRPCInferenceService/ModelInfer"
         labels = f'code="internal_error",model="fake",path="{path}",status="500"'
         assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
 
 
-def test_versions_are_loaded_by_tritons_client(versions: dict[str, str]) -> None:
-    with fake_service(versions, instances="1", admin_key="chief") as (url, _):
-        client = triton.InferenceServerClient(url.removeprefix("http://"))
-        chief = {"Authorization": "Bearer chief"}
+def test_versions_are_loaded_by_tritons_clients(versions: dict[str, str]) -> None:
+    port = servers.free_port()
+    more = {"admin_key": "chief", "grpc_port": str(port)}
+    with fake_service(versions, instances="1", **more) as (url, _):
+        client: Any = triton.InferenceServerClient(url.removeprefix("http://"))
+        chief = {"authorization": "Bearer chief"}
         with pytest.raises(InferenceServerException, match="API key"):
             client.load_model("food_classifier")
         policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
@@ -212,18 +208,9 @@ def test_versions_are_loaded_by_tritons_client(versions: dict[str, str]) -> None
             )
             assert answer.status_code == 400
         client.close()
-
-
-def test_versions_are_loaded_by_grpc(versions: dict[str, str]) -> None:
-    port = servers.free_port()
-    with (
-        fake_service(versions, instances="1", admin_key="chief", grpc_port=str(port)),
-        triton_grpc.InferenceServerClient(f"127.0.0.1:{port}") as client,
-    ):
-        chief = {"authorization": "Bearer chief"}
+        client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}")
         with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
             client.load_model("food_classifier")
-        policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
         client.load_model("food_classifier", headers=chief, config=policy)
         assert client.is_model_ready("fake", "2")
         assert not client.is_model_ready("fake", "1")
@@ -242,6 +229,7 @@ def test_versions_are_loaded_by_grpc(versions: dict[str, str]) -> None:
         ):
             with pytest.raises(InferenceServerException, match=f"INVALID_ARGUMENT.*{name}"):
                 client.load_model("food_classifier", headers=chief, **options)
+        client.close()
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])

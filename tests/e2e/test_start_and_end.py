@@ -73,18 +73,20 @@ def test_too_few_descriptors_are_named(
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
-def test_a_model_that_cannot_be_served_is_named(
+def test_what_a_worker_cannot_load_is_named(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
+) -> None:
+    (tmp_path / "broken").touch()
+    settings = {**fake_settings, "SERVING_WEB_PROCESSES": web_processes}
+    check_one_sentence(ended(settings), "commanded not to load")
+
+
+def test_a_description_that_cannot_be_read_is_named(
+    fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "a model é"
     write_model(folder, "1")
-    settings = {
-        **fake_settings,
-        "SERVING_MODEL_DIR": str(folder),
-        "SERVING_WEB_PROCESSES": web_processes,
-    }
-    (tmp_path / "broken").touch()
-    check_one_sentence(ended(settings), "commanded not to load")
+    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
     description = json.loads((folder / "model.json").read_text())
     for wrong, words in (({"image": {}}, "image.resize: "), ({"labels": []}, "labels: ")):
         (folder / "model.json").write_text(json.dumps({**description, **wrong}))
