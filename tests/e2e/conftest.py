@@ -87,8 +87,10 @@ class SharedService:
         self.gate.unlink(missing_ok=True)
         self.gate.with_suffix(".held").unlink(missing_ok=True)
         self._before = requests.get(f"{self.url}/metrics", timeout=10).text
-        yield
-        self.gate.touch()
+        try:
+            yield
+        finally:
+            self.gate.touch()
         wait_for(lambda: metric(self.url, "serving_free_slots") == self._slots)
         wait_for(lambda: requests.get(f"{self.url}/health/ready", timeout=10).status_code == 200)
 

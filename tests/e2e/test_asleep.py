@@ -124,7 +124,7 @@ def test_requests_that_wait_load_it_once_within_their_deadlines_even_if_the_work
         assert answers == [str(i) for i in range(20)]
         wait_for(lambda: is_asleep(url, server))
         assert metric(url, "serving_free_slots") == 256
-        assert metric(url, "serving_worker_restarts_total") == 1
+        wait_for(lambda: metric(url, "serving_worker_restarts_total") == 1)
 
 
 def test_a_model_that_cannot_be_loaded_again_refuses_until_it_can(

@@ -135,7 +135,7 @@ def test_a_picture_that_crashes_workers_is_not_sent_again(url: str, shared: Shar
         with pytest.raises(smallplates.client.ServerError) as crashed:
             client.predict(command(failure=Failure.EXIT))
         assert crashed.value.code == "worker_crashed"
-        assert shared.growth("serving_worker_restarts_total") == 2
+        wait_for(lambda: shared.growth("serving_worker_restarts_total") == 2)
 
 
 def test_a_batch_against_a_small_service(url: str) -> None:
@@ -150,8 +150,8 @@ def test_a_batch_against_a_small_service(url: str) -> None:
     assert answers == [labels[index % 11] for index in range(40) if index != 7]
 
 
-@pytest.mark.parametrize("key", ["sesame", "sésame-胡麻"])
-def test_a_key(key: str) -> None:
+def test_a_key() -> None:
+    key = "sésame-胡麻"
     with servers.api("tests.fake", {**SETTINGS, "SERVING_API_KEY": key}) as url:
         with Client(url) as stranger, pytest.raises(smallplates.client.UnauthorizedError):
             stranger.predict(command())

@@ -113,7 +113,7 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
             answers = send_all(url, pictures(), senders=12)
         check_right(answers, len(answers))
         assert Counter(answer.status for answer in answers) == {200: len(answers)}
-        assert metric(url, "serving_worker_restarts_total") == 3
+        wait_for(lambda: metric(url, "serving_worker_restarts_total") == 3)
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
@@ -224,5 +224,5 @@ def test_while_a_poisonous_picture_waits_for_a_second_worker_the_others_are_serv
         assert not poison.done()
         (tmp_path / "loading").unlink()
         assert poison.result().json()["code"] == "worker_crashed"
-        assert metric(url, "serving_worker_restarts_total") == 2
+        wait_for(lambda: metric(url, "serving_worker_restarts_total") == 2)
         wait_for(lambda: metric(url, "serving_free_slots") == 256)

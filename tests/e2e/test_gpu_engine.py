@@ -97,7 +97,7 @@ def test_a_lost_device_restarts_the_worker(gpu_settings: dict[str, str], tmp_pat
         assert answers[1].json()["code"] == "worker_crashed"
         assert [answers[i].json()["prediction"] for i in (0, 2)] == ["0", "2"]
         wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
-        assert metric(url, "serving_worker_restarts_total") == 2
+        wait_for(lambda: metric(url, "serving_worker_restarts_total") == 2)
 
 
 def test_readiness_is_false_while_a_lost_device_does_not_come_back(
@@ -117,7 +117,6 @@ def test_readiness_is_false_while_a_lost_device_does_not_come_back(
     ("package", "web_processes", "reason"),
     [
         ("fastapi_onnx", "1", "this onnxruntime is built without CUDA"),
-        ("fastapi_onnx", "2", "this onnxruntime is built without CUDA"),
         pytest.param("fastapi_pt", "2", "CUDA cannot be used", marks=NEEDS_TORCH),
     ],
 )

@@ -59,7 +59,6 @@ def test_overload_is_refused_at_the_door_and_leaves_nothing(fake_settings: dict[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_thousands_of_requests_leave_nothing_behind(fake_settings: dict[str, str]) -> None:
     with fake_service(fake_settings) as (url, server):
         processes = [server, *programs(server, WORKER)]

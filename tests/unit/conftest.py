@@ -14,7 +14,8 @@ from smallplates.worker import precision_check
 from tests.browser.page_app import page_app
 from tests.browser.stub_api import StubApi, stub_api
 
-hypothesis.settings.register_profile("any machine", deadline=None)
+TOO_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile("any machine")
 
 

@@ -106,10 +106,8 @@ def test_a_network_that_refuses_batches_computes_texts_alone(
 
 def test_texts_that_padding_does_not_change_share_batches() -> None:
     model = Model.read(servers.ROOT / "models" / "sentiment")
-    signatures = planner(BACKEND, Settings())(model).signatures
-    assert [signature.pads for signature in signatures] == [True, False]
-    assert signatures[0].limits == {"tokens": 256}
-    assert signatures[0].batch_note == ""
+    *_, found = TorchBackend().compare_items(model, TorchBackend().signature(model))
+    assert (found.pads, found.limits, found.batch_note) == (True, {"sequence_length": 256}, "")
 
 
 def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -279,7 +279,7 @@ LIMITED = replace(TEXT, limits={"n": 4, "h": 3, "w": 5, "k": 1})
     ),
     image=hnp.arrays(st.sampled_from(["float32", "float64"]), SHAPES, fill=st.just(0)),
 )
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 def test_hostile_shapes_are_refused_or_fit_into_the_slots(ids: Array, image: Array) -> None:
     try:
         items = LIMITED.items([ids, image])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime as ort
@@ -29,6 +30,8 @@ from smallplates.worker.shared_choice import shared_choice
 
 FILE = "model_quantized.onnx"
 IMAGES = precision_check.sample_images((8, 8))
+CLOCK = SimpleNamespace(now=0.0)
+"""Moved by the networks of `computing` only, however busy the machine is."""
 
 
 def computing(shift: float = 0.0, seconds: float = 0.0) -> Infer:
@@ -36,7 +39,7 @@ def computing(shift: float = 0.0, seconds: float = 0.0) -> Infer:
 
     def infer(inputs: Sequence[Array]) -> list[Array]:
         (batch,) = inputs
-        time.sleep(seconds * len(batch))
+        CLOCK.now += seconds * len(batch)
         logits = np.zeros((len(batch), 2), np.float32)
         logits[:, 0] = batch.mean((1, 2, 3)) / 255 + shift
         return [logits]
@@ -53,9 +56,11 @@ def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float
     """Returns the trials of fp32 and these candidates."""
     fp32 = Candidate("a", "fp32")
     networks = dict([(fp32, reference), *others])
-    return measure(
-        list(networks), networks.__getitem__, lambda: Samples([IMAGES], probabilities), memory_mb
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "time", SimpleNamespace(perf_counter=lambda: CLOCK.now))
+        return measure(
+            list(networks), networks.__getitem__, lambda: Samples([IMAGES], probabilities), memory_mb
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 refused.
 """
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,17 +44,22 @@ def test_a_disturbed_profile_is_known_by_its_shape(seconds: list[float], expecte
     assert warmup.is_undisturbed(seconds) is expected
 
 
-def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap() -> None:
+def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Disturbed:
         calls = 0
+        now = 0.0
 
         def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
             (batch,) = inputs
             self.calls += len(batch) == 2
-            time.sleep(0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002)
+            self.now += 0.08 if len(batch) == 2 and self.calls <= warmup.MIN_ROUNDS else 0.002
             return [np.zeros((len(batch), 11), np.float32)]
 
-    profile = warmup.measure(Disturbed(), IMAGES, [1, 2, 4])  # type: ignore[arg-type]
+    network = Disturbed()
+    monkeypatch.setattr("smallplates.worker.warmup.time.perf_counter", lambda: network.now)
+    profile = warmup.measure(network, IMAGES, [1, 2, 4])  # type: ignore[arg-type]
     assert profile[2] < 80
     assert warmup.choose_cap(Settings(), profile) == 4
 

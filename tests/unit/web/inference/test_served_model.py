@@ -146,23 +146,23 @@ def test_what_waits_too_long_for_its_limit_is_refused_before_and_after_its_body(
 
     admitting.client.ahead = 10  # type: ignore[misc]
     with pytest.raises(DeadlineExceededError):
-        asyncio.run(ask(20, bulk, work=60))
+        asyncio.run(ask(300, bulk, work=60))
     failed, acquired = admitting.client.statistics.failed, admitting.client.acquire
     failed.reset_mock()  # type: ignore[attr-defined]
     acquired.reset_mock()  # type: ignore[attr-defined]
     with pytest.raises(OverloadedError, match="SERVING_MAX_WAIT_MS"):
-        asyncio.run(ask(19, bulk))
+        asyncio.run(ask(299, bulk))
     with monkeypatch.context() as patch:
         patch.setattr(ServedModel, "refuse_if_full", lambda *_: None)
         with pytest.raises(OverloadedError):
-            asyncio.run(ask(19, bulk))
+            asyncio.run(ask(299, bulk))
     assert not acquired.called  # type: ignore[attr-defined]
     with pytest.raises(OverloadedError):
-        asyncio.run(ask(60_000, bulk, in_body_ms=19))
+        asyncio.run(ask(60_000, bulk, in_body_ms=299))
     assert [call.args[0] for call in failed.call_args_list] == [0, 0, 0]  # type: ignore[attr-defined]
-    asyncio.run(ask(19, not bulk))
+    asyncio.run(ask(299, not bulk))
     admitting.client.ahead = 0  # type: ignore[misc]
-    asyncio.run(ask(19, bulk))
+    asyncio.run(ask(299, bulk))
 
 
 def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
