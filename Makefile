@@ -7,8 +7,8 @@ TRITON := runs/triton-test
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
-# most tests wait for a process; a file's tests stay together, since they share services
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# three processes for two cores, since most tests wait for a process; a file's tests share services
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Ray's variables, and its Python first on the PATH
 RAY := PATH="$(CURDIR)/.venv-ray/bin:$$PATH" && . smallplates/ray/local.sh &&
 SIZE_onnx := 560 MB
@@ -16,8 +16,9 @@ SIZE_pt := 5 GB
 # both models of the repository, unless the environment names others
 MODELS := $(if $(SERVING_MODEL_DIR)$(SERVING_MODELS)$(SERVING_MODEL_SHA256),,models/food11 models/sentiment)
 SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
-# the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out
-EXACTLY := --quiet --disable-pip-version-check --no-deps
+# the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out.
+# Python compiles what it imports; all of it has eight million lines
+EXACTLY := --quiet --disable-pip-version-check --no-deps --no-compile
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
@@ -25,7 +26,7 @@ unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: run run-ray test test-all test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
+.PHONY: run run-ray test test-all test-slow test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: test-clients
 .PHONY: triton-repository bench bench-gpu
 .PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
@@ -39,7 +40,10 @@ run-ray: .venv-ray/installed  ## the same from three replicas on a local Ray of 
 test: .venv/dev.installed  ## before every commit; needs no PyTorch; a browser test where a Chromium is found
 	$(PYTEST)
 
-test-all: test .venv/dev-all.installed  ## everything that needs no GPU: what `test` runs, then the tests marked slow
+test-all: test  ## everything that needs no GPU: what `test` runs, then the tests marked slow
+	@$(MAKE) test-slow
+
+test-slow: .venv/dev-all.installed  ## the tests marked slow: they need PyTorch, or seconds
 	$(PYTEST) -m slow
 
 test-docs: .venv/dev-all.installed  ## the blocks of code in README.md and docs/, as printed; part of test-all
