@@ -42,7 +42,7 @@ def free_port() -> int:
             return port
 
 
-def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 110) -> None:
+def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 300) -> None:
     """Polls `url` until it answers 200; fails early if the process has ended."""
     end = time.monotonic() + seconds
     while not processes.answers(url):
@@ -55,7 +55,7 @@ def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float 
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Returns as soon as the condition holds."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "the condition was never met"
         time.sleep(0.01)

@@ -58,7 +58,7 @@ def fake_service(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Returns as soon as the condition holds."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
             await asyncio.sleep(0.005)
 
@@ -123,7 +123,7 @@ def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> r
 def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
     """POST /predict with the picture as the body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return requests.post(f"{url}/predict", data=picture, headers=named, timeout=30)
+    return requests.post(f"{url}/predict", data=picture, headers=named, timeout=120)
 
 
 def raw_request(url: str, picture: bytes) -> socket.socket:
