@@ -150,6 +150,50 @@ def test_a_model_that_cannot_be_loaded_again_refuses_until_it_can(
     assert "ended with exit code 1: commanded not to load" in capfd.readouterr().err
 
 
+def computing(workers: list[psutil.Process]) -> psutil.Process:
+    """The worker that computes what is held; one that stands by does nothing."""
+    before = [worker.num_ctx_switches() for worker in workers]
+    wait_for(lambda: [worker.num_ctx_switches() for worker in workers] != before)
+    return next(
+        each for each, was in zip(workers, before, strict=True) if each.num_ctx_switches() != was
+    )
+
+
+@pytest.mark.parametrize("stands_by", [False, True], ids=["kill what computes", "kill what stands by"])
+def test_a_worker_that_stands_by_sleeps_wakes_and_dies_like_the_one_that_computes(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, stands_by: bool
+) -> None:
+    own = IDLE | {"SERVING_INSTANCES": "auto", "FAKE_MS": "20", "FAKE_SCALES": "1"}
+    gate = tmp_path / "gate"
+    with fake_service(fake_settings | own) as (url, server):
+        for restarts in (1, 3):
+            wait_for(lambda: is_asleep(url, server))
+            held = senders.submit(predict, url, command(held=True, class_index=7))
+            wait_for(gate.with_suffix(".held").exists)
+            wait_for(lambda: get(url, "/model")["instances"] == 2)
+            workers = programs(server, WORKER)
+            busy = computing(workers)
+            (other,) = set(workers) - {busy}
+            (other if stands_by else busy).kill()
+            wait_for(lambda count=restarts: metric(url, "serving_worker_restarts_total") == count)  # type: ignore[misc]
+            wait_for(lambda: get(url, "/model")["instances"] == 2)
+            assert get(url, "/model")["workers"] == 1
+            gate.touch()
+            assert held.result().json()["prediction"] == "7"
+            gate.unlink()
+            gate.with_suffix(".held").unlink()
+            wait_for(lambda: is_asleep(url, server))
+            (tmp_path / "loading").touch()
+            waiting = senders.submit(predict, url, SEVEN)
+            wait_for(lambda: len(programs(server, WORKER)) == 2)
+            programs(server, WORKER)[stands_by].kill()
+            (tmp_path / "loading").unlink()
+            assert waiting.result().json()["prediction"] == "7"
+        wait_for(lambda: is_asleep(url, server))
+        assert metric(url, "serving_free_slots") == 256
+        assert metric(url, "serving_worker_restarts_total") == 4
+
+
 @PROCESSES
 def test_it_is_unloaded_loaded_and_switched_while_it_sleeps_or_wakes(
     versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from tests.e2e.conftest import obedient
 from tests.e2e.services import WATCHFUL, WEB, WORKER, fake_service, predict, programs
@@ -15,15 +16,23 @@ from tests.servers import metric, wait_for
 
 pytestmark = pytest.mark.slow
 
+STANDS_BY = {"SERVING_INSTANCES": "auto", "FAKE_MS": "20", "FAKE_SCALES": "1"}
+"""Settings with which one worker computes with all threads, and the other one stands by."""
 
-@pytest.fixture(scope="module", params=["1", "2"])
+
+@pytest.fixture(
+    scope="module", params=[("1", {}), ("2", {}), ("1", STANDS_BY)], ids=["1", "2", "stands_by"]
+)
 def service(
     request: pytest.FixtureRequest, fake_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """A service with one or two web processes."""
-    settings = obedient(fake_model, tmp_path_factory.mktemp("processor"))
-    with fake_service(settings, WATCHFUL, web_processes=request.param) as made:
-        yield made
+    """A service with one or two web processes, and one with a worker that stands by."""
+    web_processes, more = request.param
+    settings = obedient(fake_model, tmp_path_factory.mktemp("processor")) | more
+    with fake_service(settings, WATCHFUL, web_processes=web_processes) as (url, server):
+        computing = 1 if more else 2
+        assert requests.get(f"{url}/model", timeout=10).json()["workers"] == computing
+        yield url, server
 
 
 def test_an_idle_service_does_nothing(service: tuple[str, psutil.Process]) -> None:
@@ -33,7 +42,8 @@ def test_an_idle_service_does_nothing(service: tuple[str, psutil.Process]) -> No
     idle = [*workers, *programs(server, WEB), server]
 
     def switches() -> int:
-        counts = [process.num_ctx_switches() for process in idle]
+        threads = [psutil.Process(thread.id) for process in idle for thread in process.threads()]
+        counts = [thread.num_ctx_switches() for thread in threads]
         return sum(count.voluntary + count.involuntary for count in counts)
 
     def rests() -> bool:
