@@ -23,8 +23,8 @@ def web_processes(engine: Supervisor, task: Task) -> tuple[int, str]:
     cores, layout, report = cpus.usable(), engine.layout, engine.report
     if report.on_gpu:
         return layout.web_processes, f"{cores} cores, {layout.workers} of them for the GPU's workers"
-    cap, threads = report.batch_cap, report.threads
-    worker_ms, web_ms = report.batch_ms[cap] / cap, request_ms(task)
+    size = max(size for size in report.batch_ms if size <= report.batch_cap)
+    threads, worker_ms, web_ms = report.threads, report.batch_ms[size] / size, request_ms(task)
     count = topology.balanced_web_processes(cores, report.workers, threads, worker_ms, web_ms)
     reason = f"{cores} cores, {worker_ms:.1f} ms per input in a worker, {web_ms:.1f} ms in a web process"
     return min(count, layout.web_processes), reason

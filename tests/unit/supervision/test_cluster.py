@@ -309,7 +309,7 @@ async def test_their_number_is_settled_by_the_first_engine_and_stays(
     parent = cluster.Cluster("tests.fake", Settings(device="cpu"))
     for engine, batch_ms in zip(engines, ({4: 6.0, 1: 3.0}, {4: 0.01}), strict=True):
         engine.layout = replace(LAYOUT, slots=14, web_processes=7, workers=8)
-        engine.report = reported(device, batch_cap=4, batch_ms=batch_ms, workers=8)
+        engine.report = reported(device, batch_cap=6, batch_ms=batch_ms, workers=8)
     await parent._registry.start()
     await parent._registry.load(version_of_food11("2"))
     calls = engine_registry.Supervisor.call_args_list  # type: ignore[attr-defined]
