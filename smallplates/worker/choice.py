@@ -48,7 +48,7 @@ MAX_ITEM_EXCESS = 0.1
 Its limit is for the mean of eight items; single ones differed by up to three times as much.
 """
 
-MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 4, 40, 0.2
+MIN_ROUNDS, MAX_ROUNDS, MAX_TRIAL_S = 3, 40, 0.2
 MAX_PROCESS_S = 180  # after this time a process that measures is killed
 MAX_FURTHER_S, MAX_FURTHER_ITEMS = 3, 50
 """The reference's time for further batches: some seconds, and the time of some items."""

@@ -24,7 +24,7 @@ from smallplates.worker.warmup import run
 MAX_THREADS = 16  # more threads than that hardly speed up a batch
 LENGTH = 32  # size of varying axes; most texts are about as long
 SIZES = (1, 4)  # items in a batch, for each thread of a worker
-WINDOW_S, MIN_ROUNDS = 0.5, 2  # the first call of each size plans and allocates
+WINDOW_S, MIN_ROUNDS = 0.25, 2  # the first call of each size plans and allocates
 
 
 class Layout(NamedTuple):
@@ -77,5 +77,7 @@ def item_ms(load: Callable[[int], Backend], signature: Signature, layout: Layout
         return sum(median(durations[1:]) for durations in times.values()) / sum(sizes)
 
     backends = [load(layout.threads) for _ in range(layout.workers)]
+    # two threads that make a process's first calls at the same time may deadlock in OpenVINO
+    run(backends[0], signature, signature.batch_size or 1, lengths)
     with ThreadPoolExecutor(layout.workers) as pool:
         return 1000 * mean(pool.map(seconds, backends)) / layout.workers

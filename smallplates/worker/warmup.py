@@ -6,6 +6,7 @@ that will call the backend.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -21,7 +22,7 @@ from smallplates.settings import Settings
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 
 NEARLY_BEST = 0.95  # share of the best throughput
-ROUNDS_S = 0.08  # seconds of measuring per size if nothing disturbs it
+ROUNDS_S = 0.05  # seconds of measuring per size if nothing disturbs it
 MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
@@ -59,7 +60,7 @@ def warm_up(
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
             max_batch_elements.append(max_batch_elements[0])
             continue
-        by_length = measure_lengths(backend, signature, sizes)
+        by_length = measure_lengths(backend, signature, sizes, bounded=largest_size > 0)
         for length, measured in by_length.items():
             grow(backend, signature, measured, length, largest_size)
         by_elements = {
@@ -72,11 +73,12 @@ def warm_up(
         max_batch_elements.append(signature.batch_elements or best)
         profiles.append(by_length)
     batch_ms = list(profiles[0].values())
+    distinct = {(each.inputs[0].name, each.elements(each.limits)): each for each in signatures}
     return Profile(
         batch_ms=batch_ms[len(batch_ms) // 2],
         batch_cap=max(choose_cap(settings, milliseconds) for milliseconds in batch_ms),
         max_batch_elements=max_batch_elements,
-        largest_ms=max(largest_ms(backend, signature) for signature in signatures),
+        largest_ms=max(largest_ms(backend, signature) for signature in distinct.values()),
     )
 
 
@@ -98,20 +100,26 @@ def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
 
 
 def measure_lengths(
-    backend: Backend, signature: Signature, batch_sizes: Sequence[int]
+    backend: Backend, signature: Signature, batch_sizes: Sequence[int], bounded: bool = False
 ) -> dict[int, dict[int, float]]:
     """Returns the result of `measure` for each of EXAMPLE_LENGTHS; a fixed size is measured once.
 
-    Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
-    if it supports none of them.
+    If `bounded`, longer items are measured in batches of at most twice the elements with which shorter
+    ones are computed fastest: larger batches would not be chosen. Lengths that the network does not
+    support, such as odd ones, are left out. Raises ConfigurationError if it supports none of them.
     """
     lengths = reversed(EXAMPLE_LENGTHS[:1] if signature.batch_elements else EXAMPLE_LENGTHS)
     different = {tuple(signature.sizes_at(length).values()): length for length in lengths}
     by_length: dict[int, dict[int, float]] = {}
+    by_elements: dict[int, float] = {}
     refusal: ConfigurationError | None = None
     for length in sorted(different.values()):
+        elements = signature.elements(signature.sizes_at(length))
+        most = 2 * choose_best(by_elements) if by_elements and bounded else math.inf
+        sizes = [size for size in batch_sizes if size * elements <= most] or [min(batch_sizes)]
         try:
-            by_length[length] = measure(backend, signature, batch_sizes, length)
+            by_length[length] = measure(backend, signature, sizes, length)
+            by_elements |= {size * elements: ms for size, ms in by_length[length].items()}
         except ConfigurationError as error:
             refusal = error
             if signature.input_axes:

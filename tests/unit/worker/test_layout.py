@@ -1,5 +1,6 @@
 """`smallplates.worker.layout`: how many workers compute at a time, and with how many threads."""
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,14 +16,16 @@ TEXT = Signature("text", (TensorSpec("x", "int64", ("n",)),), (), limits={"n": 6
 
 
 class Counting:
-    """A backend that computes nothing, and notes the sizes of its batches."""
+    """A backend that computes nothing, and notes its batches' sizes and threads."""
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
+        self.threads: list[threading.Thread] = []
 
     def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
         """No outputs."""
         self.sizes.add(len(inputs[0]))
+        self.threads.append(threading.current_thread())
         return []
 
 
@@ -79,7 +82,11 @@ def test_all_workers_of_a_layout_compute_batches_that_grow_with_their_threads(
         return loaded[-1][1]
 
     assert layout.item_ms(load, TEXT, Layout(2, 3), most=8) > 0
-    assert [(threads, backend.sizes) for threads, backend in loaded] == [(3, {3, 8})] * 2
+    assert [(threads, backend.sizes) for threads, backend in loaded] == [
+        (3, {1, 3, 8}),
+        (3, {3, 8}),
+    ]
+    assert loaded[0][1].threads[0] is threading.current_thread()  # before any other thread calls
     loaded.clear()
     assert layout.item_ms(load, TEXT, Layout(1, 2), most=1) > 0
     assert loaded[0][1].sizes == {1}

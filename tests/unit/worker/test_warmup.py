@@ -117,3 +117,31 @@ def test_slow_batches_are_measured_seldom_and_the_slowest_not_at_all(
     profile = warmup.measure(Slow(), text, [1, 2, 4, 8, 16], 64)  # type: ignore[arg-type]
     assert profile == {1: 100.0, 2: 200.0}
     assert ran == [1, 1, 2, 4, 1, 2]
+
+
+@pytest.mark.parametrize(("largest_size", "longest"), [(64, {1}), (0, {1, 2, 4})])
+def test_batches_of_long_texts_are_not_measured_where_those_of_short_ones_have_shown_no_gain(
+    monkeypatch: pytest.MonkeyPatch, largest_size: int, longest: set[int]
+) -> None:
+    now, ran = 0.0, set()
+
+    class Even:
+        """A millisecond for 16 tokens, whatever the batch, on a clock that only it moves."""
+
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            nonlocal now
+            count, tokens = inputs[0].shape
+            now += 0.001 * count * tokens / 16
+            ran.add((count, tokens))
+            return [np.zeros((count, 2), np.float32)]
+
+    monkeypatch.setattr("smallplates.worker.warmup.time.perf_counter", lambda: now)
+    inputs = (TensorSpec("ids", "int64", ("tokens",)),)
+    outputs = (TensorSpec("logits", "float32", (2,)),)
+    text = Signature("tokens", inputs, outputs, limits={"tokens": 512}, pads=True)
+    own = Signature("tensor", inputs, outputs, limits={"tokens": 512})
+    profile = warmup.warm_up(Even(), [text, own], [1, 2, 4], Settings(), largest_size)  # type: ignore[arg-type]
+    assert {count for count, tokens in ran if tokens == 256} == longest
+    assert {count for count, tokens in ran if tokens == 16} >= {1, 2, 4}
+    assert (profile.batch_cap, profile.max_batch_elements) == (1, [16, 16])
+    assert profile.largest_ms == 32.0
