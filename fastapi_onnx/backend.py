@@ -1,13 +1,14 @@
 """Backend for ONNX files, on a CPU or a CUDA GPU; the engine's workers load and call it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
+from fastapi_onnx import graph_file
 from fastapi_onnx.independence import with_compared_items
-from fastapi_onnx.network import Network, signature_of
+from fastapi_onnx.network import FP32, INT8, Network, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from smallplates.engine.backend import BackendInfo
 from smallplates.errors import ConfigurationError
@@ -34,6 +35,11 @@ class OnnxBackend:
     def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """See `GraphReader`; raises ConfigurationError."""
         return with_compared_items(model, signature)
+
+    def weights(self, model: Model) -> Iterable[Path]:
+        """See `WeightsReader`; raises ConfigurationError."""
+        graphs = {model.file(kind) for kind in (FP32, INT8) if model.has(kind)}
+        return graphs.union(*map(graph_file.data_files, graphs))
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's graph. Raises ConfigurationError, also for `device=cuda` without CUDA."""

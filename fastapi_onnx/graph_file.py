@@ -27,9 +27,10 @@ def read(path: Path) -> ModelProto:
 
 
 def data_files(path: Path) -> set[Path]:
-    """Returns the files that hold a graph's weights; mostly there are none."""
-    graph = onnx.load(path, load_external_data=False)
-    return {path.with_name(place.location) for _, place in outside(graph)}
+    """Returns the files below the graph's folder that hold its weights; mostly there are none."""
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    places = {Path(ExternalDataInfo(each).location) for each in tensors if uses_external_data(each)}
+    return {path.parent / place for place in places if place.name and not {"..", "/"} & {*place.parts}}
 
 
 def check_data(model: Model, path: Path) -> None:

@@ -1,13 +1,14 @@
 """PyTorch backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastapi_pt import huggingface
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
 from fastapi_pt.cuda import CudaNetwork, in_half
 from fastapi_pt.huggingface import signature_of, token_network
@@ -16,6 +17,7 @@ from fastapi_pt.tokens import TokenNetwork
 from smallplates.engine.backend import BackendInfo, Trial
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
+from smallplates.models.huggingface import CONFIG
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
@@ -49,6 +51,11 @@ class TorchBackend:
                 return [output.numpy() for output in network(*map(torch.from_numpy, inputs))]
 
         return with_checked_texts(model, infer, signature)
+
+    def weights(self, model: Model) -> Iterable[Path]:
+        """See `WeightsReader`; raises ConfigurationError."""
+        path, int8 = huggingface.weights(model), [model.file(INT8)] if model.has(INT8) else []
+        return {path, *int8, *path.parent.glob("*.safetensors"), *model.folder.glob(CONFIG)}
 
     def load(self, model: Model, settings: Settings, scratch: Path | None = None) -> BackendInfo:
         """Loads the model's weights. Raises ConfigurationError, also for `device=cuda` without CUDA."""

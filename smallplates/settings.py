@@ -83,6 +83,12 @@ class Settings(BaseSettings):
     digest alone. `model.json` contains the digests of the weights. No other model or version is served,
     at startup or later. Useful if several machines have copies of the folders."""
 
+    cache_dir: Path | None = None
+    """Folder in which a start keeps its measurements on a CPU for the next one: the choice of runtime
+    and precision, workers and threads, batch sizes. The next start reuses them if the model's files, the
+    processor, the versions of the libraries and the settings are the same. Several services may share
+    it. If unset, every start measures."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: a GPU if one is usable, otherwise the CPU, with a log message. `cuda`: refuses to start
     without a usable GPU."""

@@ -1,6 +1,6 @@
 """Backend protocol, implemented by `fastapi_onnx` and `fastapi_pt` and called by the workers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -109,6 +109,14 @@ class GraphReader(Protocol):
         Yields the signature to serve whenever more is known; nothing if that is the given one. Raises
         ConfigurationError if the graph cannot be served. It may crash the process, or take too long.
         """
+
+
+@runtime_checkable
+class WeightsReader(Protocol):
+    """Optional interface of a backend whose measurements on a CPU may be reused at the next start."""
+
+    def weights(self, model: Model) -> Iterable[Path]:
+        """Returns all files with weights that it may load. Raises ConfigurationError."""
 
 
 @runtime_checkable

@@ -39,6 +39,9 @@ class WorkerReport(Profile):
     layout_reason: str | None = None
     """What was measured to choose these numbers; None if they follow from the settings."""
 
+    measured_at: str | None = None
+    """When an earlier start made the measurements that this one reuses; None if it measured itself."""
+
     single_request_threads: int | None = None
     """Threads for a request that is alone in the service; None: as many as for batches."""
 

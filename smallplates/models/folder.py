@@ -158,9 +158,8 @@ class Model:
         path = self.folder / relative
         if not path.is_file():
             raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != self.description.files[relative]:
-                raise ConfigurationError(f"{path} does not match its SHA-256 in model.json")
+        if file_sha256(path) != self.description.files[relative]:
+            raise ConfigurationError(f"{path} does not match its SHA-256 in model.json")
         return path
 
     @property
@@ -182,6 +181,12 @@ class Model:
             kind in INT8_KINDS or kind_of(self.description.task).plain_graph or not self._has_model_json
         )
         return may_be and (self.folder / self._relative(kind)).is_file()
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription | None:

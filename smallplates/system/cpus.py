@@ -48,6 +48,13 @@ def bf16_objection(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "" if has_bf16 else "this processor has no instructions for bf16"
 
 
+def identity(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Returns what kind of processor this is: its name and its instructions, as Linux knows them."""
+    names = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else ()
+    return sorted({" ".join(line.split()) for line in lines if line.startswith(names)})
+
+
 class ThreadTimes(NamedTuple):
     """The kernel's accounting of a thread so far."""
 

@@ -23,6 +23,7 @@ import pkgutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from smallplates.engine import topology
-from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, SlotReader
+from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, SlotReader, WeightsReader
 from smallplates.engine.memory import Memory, State, generation_of, slot_of
 from smallplates.engine.report import PROFILE, REPORT, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
@@ -44,6 +45,7 @@ from smallplates.system.pdeathsig import die_with_parent
 from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.choice import device_for
 from smallplates.worker.executor import BatchExecutor, InFlightBatch
+from smallplates.worker.kept_measurements import dependencies, restore, save
 from smallplates.worker.layout import Layout, choose_layout
 from smallplates.worker.queue import WorkQueue
 from smallplates.worker.shared_choice import shared_choice
@@ -70,6 +72,8 @@ class Worker:
         is_measured = self._args.index == 0 and not memory.batch_cap[0]
         if is_measured:
             logger().info("loading", folder=self._args.model_dir)
+        kept = self._kept_measurements(model)
+        measured_at = shared_choice(self._scratch, "reused", partial(restore, *kept)) if kept else None
         layout = self._layout(model)
         settings = settings.model_copy(update={"intra_op_threads": layout.threads})
         backend, info = self._load_backend(model, settings)
@@ -106,26 +110,41 @@ class Worker:
             workers=layout.workers,
             threads=layout.threads,
             layout_reason=layout.reason,
+            measured_at=measured_at,
             single_request_threads=threads,
             gpu_uuid=gpu_uuid(self._args.gpu) if on_gpu else None,
             schemas=declared.schemas if declared else {},
         )
         report.batch_cap = cap or report.batch_cap
+        if kept and is_measured and not measured_at:
+            save(*kept)
         for loaded in executor.backends:
             loaded.trim()
         trim_heap()
         return report
 
+    def _kept_measurements(self, model: Model) -> tuple[Path, Any, Path] | None:
+        """Returns the arguments of `restore` and `save`; None on a GPU, or if nothing is to be kept."""
+        folder, scratch, args = self._settings.cache_dir, self._scratch, self._args
+        backend = pkgutil.resolve_name(args.backend)()
+        if not folder or not scratch or self._may_use_gpu or not isinstance(backend, WeightsReader):
+            return None
+        called = [args.backend, args.layout.workers, *map(asdict, args.layout.signatures)]
+        return folder, [called, dependencies(model, backend.weights(model), self._settings)], scratch
+
     def _layout(self, model: Model) -> Layout:
         """Returns the layout of the settings, or the fastest one if they leave it open."""
         settings = self._settings
         is_open = settings.instances == settings.intra_op_threads == "auto"
-        may_use_gpu = device_for(settings) != "cpu" and topology.gpu_is_possible()
-        if not is_open or may_use_gpu or kind_of(model.description.task) is PYTHON:
+        if not is_open or self._may_use_gpu or kind_of(model.description.task) is PYTHON:
             return Layout(self._args.layout.workers, settings.threads)
         slots, most = self._args.layout, batch_sizes.largest_batch(settings, "cpu")
         load = partial(self._load_for_threads, model)
         return choose_layout(load, slots.signatures[0], slots.workers, most, self._scratch)
+
+    @property
+    def _may_use_gpu(self) -> bool:
+        return device_for(self._settings) != "cpu" and topology.gpu_is_possible()
 
     @property
     def _is_woken_first(self) -> bool:

@@ -77,6 +77,10 @@ class FakeBackend:
         self.seconds = 0.0
         self.slots: NDArray[np.uint8] | None = None
 
+    def weights(self, model: Model) -> list[Path]:
+        """A file in the place of weights."""
+        return [model.folder / "model.json"]
+
     def load(
         self,
         model: Model,

@@ -78,6 +78,7 @@ class ModelResponse(BaseModel):
     workers: int = Field(description="Instances that compute batches now; others stand by.")
     threads: int = Field(description="Threads of each instance.")
     layout_reason: str | None = Field(description="What was measured to choose these two numbers.")
+    measured_at: str | None = Field(description="Time of the start whose measurements this one reuses.")
     max_batch_size: int
     batched: bool = Field(description="Whether the tensors of its graph begin with the batch dimension.")
     batch_note: str | None = Field(

@@ -240,6 +240,7 @@ class ServedModel:
             "workers": memory.serving_workers[0],
             "threads": report.threads,
             "layout_reason": report.layout_reason,
+            "measured_at": report.measured_at,
             "web_processes": self.web_processes,
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx import graph_file
+from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
@@ -103,8 +104,19 @@ def test_weights_in_another_file_are_compared_with_their_digest(split: Path) -> 
 @pytest.mark.parametrize("location", ["../weights.data", "/etc/passwd", "..", "", "missing"])
 def test_weights_elsewhere(split: Path, location: str) -> None:
     (split.parents[1] / "weights.data").write_bytes(bytes(100))
+    path = relocated(split, location=location)
     with pytest.raises((onnx.checker.ValidationError, OSError)):
-        graph_file.read(relocated(split, location=location))
+        graph_file.read(path)
+    assert graph_file.data_files(path) == (
+        {path.with_name("missing")} if location == "missing" else set()
+    )
+
+
+def test_weights_below_the_folder_are_among_what_a_model_is_measured_by(split: Path) -> None:
+    (split.parent / "deep").mkdir()
+    weights = split.with_name("weights.data").rename(split.parent / "deep" / "weights.data")
+    path = relocated(split, location="deep/weights.data")
+    assert set(OnnxBackend().weights(Model.read(path.parent))) == {path, weights}
 
 
 def test_a_place_before_the_file(split: Path) -> None:

@@ -110,6 +110,23 @@ def test_texts_that_padding_does_not_change_share_batches() -> None:
     assert (found.pads, found.limits, found.batch_note) == (True, {"sequence_length": 256}, "")
 
 
+@pytest.mark.parametrize(
+    ("listed", "others"),
+    [
+        ("model.safetensors", {"model_quantized.pt"}),
+        ("model.safetensors.index.json", {"model-1.safetensors", "model-2.safetensors"}),
+    ],
+)
+def test_an_export_is_measured_by_its_weights_and_its_configuration(
+    tmp_path: Path, listed: str, others: set[str]
+) -> None:
+    folder = exports.saved(tmp_path, exports.word_piece(), {})
+    for name in {listed, *others}:
+        (folder / name).touch()
+    found = set(TorchBackend().weights(Model.read(folder)))
+    assert found == {folder / name for name in (listed, "config.json", *others)}
+
+
 def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:
     model = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
     with pytest.raises(ConfigurationError, match="cannot serve ONNX graphs; use fastapi_onnx"):
