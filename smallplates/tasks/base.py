@@ -145,7 +145,7 @@ class Task:
     """Maximum number of candidates without `top_k`."""
 
     prepares_together: bool = False
-    """Whether `preprocess_all` is faster than a thread for each input; calls `check_all` first."""
+    """Whether `preprocess_all` is faster than a thread for each input."""
 
     inline_limit: int = 0
     """Size in bytes of the largest input for which `is_cheap` is called."""
@@ -217,7 +217,7 @@ class Task:
         return True
 
     def check_all(self, requests: Sequence[Fields]) -> None:
-        """Raises RequestError if the inputs of a request are too large together."""
+        """Raises RequestError if the inputs of a request are too large together; called first."""
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Turns a request's fields into items for the engine.

@@ -122,7 +122,6 @@ class ZeroShotClassification(TextClassification):
         Raises InvalidRequestError, InvalidTextError, TextTooLongError, or InternalError if the tokeniser
         fails.
         """
-        self.check_all([fields])
         template, labels = hypotheses_of(fields, self.most_candidates)
         if not labels:
             return super().preprocess(fields)

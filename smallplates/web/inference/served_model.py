@@ -379,6 +379,7 @@ class ServedModel:
     def _timed(self, fields: Fields) -> Prepared:
         """Returns an input's items; measures the time that preparing them takes."""
         started, cpu_started = time.perf_counter(), time.thread_time()
+        self.task.check_all([fields])
         prepared = self.task.preprocess(fields)
         self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
         self._metrics.decode.observe(time.perf_counter() - started)

@@ -166,9 +166,14 @@ def test_other_templates_are_refused(template: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
-    task = loaded(saved(tmp_path), max_request_items=8)
+    task, request = loaded(saved(tmp_path), max_request_items=8), {"text": "warm", **fields}
+
+    def read() -> None:
+        task.check_all([request])
+        task.preprocess(request)
+
     with pytest.raises(RequestError, match=words):
-        task.preprocess({"text": "warm", **fields})
+        read()
 
 
 def test_pairs_of_all_texts_and_labels_are_limited(tmp_path: Path) -> None:
