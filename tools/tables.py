@@ -30,7 +30,7 @@ from smallplates.models.description import (
 )
 from smallplates.models.task_kinds import EMBEDDING, KINDS, PYTHON, RANKING, TaskKind
 from smallplates.settings import OF_A_MODEL, ROOT, Settings
-from smallplates.web.dialects import tei
+from smallplates.web.dialects import huggingface, tei
 
 Devices = dict[str, tuple[str, ...]]
 """Device -> precisions."""
@@ -72,12 +72,18 @@ PROTOCOLS = {
     "torchserve": (f"[TorchServe]({REST}#torchserve)", ("requests",)),
     "tcp": ("[TCP](tcp.md)", ("requests",)),
     "openai": ("[OpenAI](embedding-protocols.md#openai)", ("requests",)),
+    "huggingface": ("[Hugging Face](embedding-protocols.md#hugging-face)", ("requests",)),
     "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
     "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
 
-ONLY = {"openai": (EMBEDDING,), "tei": tei.TASKS, "rerank": (RANKING,)}
+ONLY = {
+    "openai": (EMBEDDING,),
+    "huggingface": (*huggingface.KINDS,),
+    "tei": tei.TASKS,
+    "rerank": (RANKING,),
+}
 """Protocol -> its tasks, if it is not for all."""
 
 

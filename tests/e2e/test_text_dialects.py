@@ -224,11 +224,11 @@ def test_tei_predict(url: str) -> None:
     assert score == {"score": best["score"], "label": "LABEL_0"}
 
 
-def test_the_native_predict_is_as_before(url: str) -> None:
+def test_the_native_predict_is_as_before(url: str, other_url: str) -> None:
     assert answer(f"{url}/predict", {"text": ['"inputs":', "soup"]})[1]["embedding"]
     wrong = post(f"{url}/predict", {"text": "soup", "more": {"inputs": "soup"}})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_request")
-    assert post(f"{url}/predict/words", {"inputs": "soup"}).json()["code"] == "invalid_request"
+    assert post(f"{other_url}/predict/words", {"inputs": "soup"}).json()["code"] == "invalid_request"
 
 
 def test_tei_tokens(url: str) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
@@ -31,6 +31,9 @@ class Named(msgspec.Struct):
 
 
 NAMED = msgspec.json.Decoder(Named)
+Finder = Callable[..., Target[Any]]
+"""Finds the model for a body and, if the path has one, the model's name."""
+
 OBJECTS = {"application/json": {"schema": {"type": "object"}}}
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -88,7 +91,7 @@ class BodyKind(NamedTuple):
 
     type: Any  # of the decoded body
     call: Callable[[CatalogEntry, Any, int], Any]  # from a decoded body of so many bytes to a Call
-    example: Mapping[str, Any]
+    example: Mapping[str, Any] | Callable[[CatalogEntry], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,13 @@ class Route(APIRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path has matched, or raises 405 for an unsupported method."""
         if scope["method"] not in (self.methods or ()):
-            await super().handle(scope, receive, send)
-        else:
-            takes_request = self.dependant.request_param_name is not None
-            given = {"request": Request(scope, receive)} if takes_request else {}
-            response = await self.endpoint(**given, **scope["path_params"])
-            await response(scope, receive, send)
+            same = (each for each in scope["app"].routes if getattr(each, "path", None) == self.path)
+            allowed = sorted(method for each in same for method in each.methods)
+            raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
+        takes_request = self.dependant.request_param_name is not None
+        given = {"request": Request(scope, receive)} if takes_request else {}
+        response = await self.endpoint(**given, **scope["path_params"])
+        await response(scope, receive, send)
 
 
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
@@ -197,6 +201,26 @@ class Routes(APIRouter):
 
         return add
 
+    def finder(self, kinds: Mapping[str, BodyKind], computes: bool = True) -> Finder:
+        """Returns what finds the model for a body, by its path or by name in the body.
+
+        The model's task says how the body is decoded.
+        """
+        settings = self._pipeline.service.settings
+        most = MAX_ELEMENTS if computes and not settings.accept_token_ids else MAX_IDS
+        decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
+
+        def find(body: bytes, model: str = "") -> Target[Any]:
+            check_elements(body, most)
+            entry = self._catalog.choose(model or decode_json(NAMED, body).model, tuple(kinds))
+            kind = kinds[entry.model.description.task]
+            return Target(entry.model, partial(decode, kind, entry))
+
+        def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Any:
+            return kind.call(entry, decode_json(decoders[kind.type], body), len(body))
+
+        return find
+
     def by_body(
         self,
         path: str,
@@ -204,35 +228,29 @@ class Routes(APIRouter):
         kinds: Mapping[str, BodyKind],
         field: str = "",
         computes: bool = True,
+        find: Finder | None = None,
     ) -> None:
-        """Adds a path whose body names the model, by the task of which it is decoded.
+        """Adds a path that decodes a body by the task of its model, which `{model}` or the body names.
 
         If an earlier dialect has the path, this one answers JSON objects with `field` there. Without
-        workers (`computes`), the functions of `kinds` return the response.
+        workers (`computes`), the functions of `kinds` return the response. `find` replaces that of
+        `kinds`.
         """
-        pipeline, settings = self._pipeline, self._pipeline.service.settings
-        most = MAX_ELEMENTS if computes and not settings.accept_token_ids else MAX_IDS
-        decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
-
-        def find(body: bytes) -> Target[Any]:
-            check_elements(body, most)
-            entry = self._catalog.choose(decode_json(NAMED, body).model, tuple(kinds))
-            kind = kinds[entry.model.description.task]
-            return Target(entry.model, partial(decode, kind, entry))
-
-        def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Any:
-            return kind.call(entry, decode_json(decoders[kind.type], body), len(body))
+        pipeline, finder = self._pipeline, find or self.finder(kinds, computes)
 
         def example(entry: CatalogEntry) -> Any:
-            kind = kinds.get(entry.model.description.task)
-            return kind and {**kind.example, "model": entry.name}
+            if (kind := kinds.get(entry.model.description.task)) is None:
+                return None
+            body = kind.example(entry) if callable(kind.example) else kind.example
+            return {**body, "model": entry.name}
 
         @self.call(path, summary, OBJECTS, example=example)
-        async def handler(request: Request) -> Response:
+        async def handler(request: Request, model: str = "") -> Response:
             if not computes:
-                return await pipeline.compute(request, lambda body: find(body).decode(body))
-            call, answer = await pipeline.http(request, find)
+                return await pipeline.compute(request, lambda body: finder(body).decode(body))
+            call, answer = await pipeline.http(request, partial(finder, model=model))
             response: Response = call.respond(answer, request.scope["context"])
             return response
 
-        self.routes[-1].claim = Claim(field, find, self._dialect)  # type: ignore[attr-defined]
+        if field:
+            self.routes[-1].claim = Claim(field, finder, self._dialect)  # type: ignore[attr-defined]

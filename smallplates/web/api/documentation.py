@@ -40,10 +40,12 @@ def describe_models(
     tidy(schema)
     template = copy.deepcopy(paths["/predict"])
     for route in routes:
-        if operations := paths.get(route.path_format):
-            add_examples(operations, route, models)
-            if not callable_models(route, models):
-                del paths[route.path_format]
+        operations = paths.get(route.path_format, {})
+        own = {name: each for name, each in operations.items() if name.upper() in (route.methods or ())}
+        add_examples(own, route, models)
+        for name in () if callable_models(route, models) else own:
+            del operations[name]
+    schema["paths"] = paths = {path: each for path, each in paths.items() if each}
     if "/predict" in paths:
         describe_predict(schema, "/predict", models[0].model.task, models[0].model.description.title)
     for entry in models if len(models) > 1 else ():

@@ -104,7 +104,7 @@ class Claim(NamedTuple):
     """A protocol's part of a path that another protocol has, too: JSON objects with this field."""
 
     field: str
-    find: Callable[[bytes], Target[Call]]
+    find: Callable[..., Target[Call]]  # takes the body and the path's parameters
     dialect: Any  # whose errors these requests get
 
     def holds(self, find: Find[Any], body: bytes) -> bool:
@@ -177,7 +177,8 @@ class Pipeline:
         with model, await self.reader.read(request) as body:
             for claim in getattr(request.scope.get("route"), "claims", ()):
                 if claim.holds(find, await body.unpacked()):
-                    find, request.scope["dialect"] = claim.find, claim.dialect
+                    find = partial(claim.find, **request.path_params)
+                    request.scope["dialect"] = claim.dialect
                     break
             return await unless_disconnected(request, self.answer(context, options, find, body))
 

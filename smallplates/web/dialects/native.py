@@ -155,7 +155,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, _: ModelCatalog) -> None:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/", include_in_schema=False)
+    @routes.get("/", summary="Go to Swagger", status_code=307, response_class=RedirectResponse)
     async def root() -> Response:
         return RedirectResponse("docs")
 

@@ -206,6 +206,13 @@ def predict(entry: CatalogEntry, asked: PredictRequest, size: int) -> Call:
     return Call(inputs, top_k=len(entry.model.task.labels) or None, respond=respond)
 
 
+EMBED = {EMBEDDING: BodyKind(EmbedRequest, embed, {"inputs": TEXTS})}
+RERANK = {RANKING: BodyKind(RerankRequest, rerank, {"query": QUERY, "texts": TEXTS})}
+CLASSIFY = dict.fromkeys(CLASSIFIERS, BodyKind(PredictRequest, predict, {"inputs": QUERY}))
+ANY = EMBED | RERANK | CLASSIFY
+"""Task -> a body that says what the model is for."""
+
+
 def labels_of(entry: CatalogEntry) -> list[str]:
     """Returns the names of a model's labels."""
     return entry.model.description.labels or ["LABEL_0"]
@@ -281,17 +288,14 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     """Adds all paths."""
     service = pipeline.service
     sentences = {"source_sentence": QUERY, "sentences": TEXTS}
-    embedding = {EMBEDDING: BodyKind(EmbedRequest, embed, {"inputs": TEXTS})}
     likeness = {EMBEDDING: BodyKind(SimilarityRequest, similarity, {"inputs": sentences})}
-    ranking = {RANKING: BodyKind(RerankRequest, rerank, {"query": QUERY, "texts": TEXTS})}
-    classes = dict.fromkeys(CLASSIFIERS, BodyKind(PredictRequest, predict, {"inputs": QUERY}))
     pairs = {RANKING: BodyKind(PredictRequest, predict, {"inputs": TEXTS})}
-    routes.by_body("/embed", "Embed texts", embedding)
+    routes.by_body("/embed", "Embed texts", EMBED)
     routes.by_body("/similarity", "Compare texts", likeness)
-    routes.by_body("/rerank", "Rank texts", ranking)
-    routes.by_body("/predict", "Classify texts", classes | pairs, field="inputs")
+    routes.by_body("/rerank", "Rank texts", RERANK)
+    routes.by_body("/predict", "Classify texts", CLASSIFY | pairs, field="inputs")
     for path in ("/", "/invocations"):
-        routes.by_body(path, "What the model is for", embedding | ranking | classes)
+        routes.by_body(path, "What the model is for", ANY)
 
     tokens = BodyKind(TokenizeRequest, tokenize, {"inputs": TEXTS})
     numbers = BodyKind(DecodeRequest, decode, {"ids": [[1, 2]]})
