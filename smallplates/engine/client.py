@@ -5,6 +5,7 @@ Called by `inference/`. Everything here runs on the event loop.
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import time
@@ -81,24 +82,26 @@ class Slots:
         self.client = client
         self.acquired_at = time.monotonic()
         self.indices = indices
-        self.futures: list[asyncio.Future[ItemResult]] = []
-        """Results of all items queued so far, in order."""
 
         self._unused = indices[::-1]
-        self._in_use: dict[int, asyncio.Future[ItemResult]] = {}
+        self._numbers = itertools.count()
+        self._in_use: dict[int, int] = {}
+        """Slot -> number of its item, in the order of the items."""
+
+        self._results: dict[int, ItemResult] = {}
+        """Number of an item -> its result."""
+
+        self._error: Exception | None = None
+        self._reported: asyncio.Future[None] | None = None
         self._answered_bytes = 0
 
     def __enter__(self) -> "Slots":
         """Returns itself; `EngineClient.acquire` has already taken the slots."""
         return self
 
-    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Frees the slots; items that no worker has started are never computed."""
         self.client.free(self.indices)
-        if failure:
-            for future in self.futures:
-                if future.done() and not future.cancelled():
-                    future.exception()  # otherwise asyncio logs that it was never retrieved
 
     def resize(self, count: int, bulk: bool) -> None:
         """Takes free slots, up to `count` in all, or frees those beyond; no slot may be in use yet."""
@@ -118,22 +121,37 @@ class Slots:
         `results` raises, and PayloadTooLargeError if the answer is too large.
         """
         most = self.client.most_queued(signature, items) if len(items) > 1 else 1
-        for item in items:
-            while not self._unused or len(self._in_use) >= most:
-                await self._one_reported()
-            slot = self._unused.pop()
-            future = self.client.enqueue(slot, signature, item, deadline, bulk)
-            self._in_use[slot] = future
-            self.futures.append(future)
+        while items:
+            while self._error or (room := min(len(self._unused), most - len(self._in_use))) <= 0:
+                await self._wait()
+                self.client.check_answer(self._answered_bytes)
+            slots = [self._unused.pop() for _ in items[:room]]
+            self._in_use.update(zip(slots, self._numbers, strict=False))
+            self.client.enqueue(self, slots, signature, items[:room], deadline, bulk)
+            items = items[room:]
 
-    async def _one_reported(self) -> None:
-        await asyncio.wait(self._in_use.values(), return_when=asyncio.FIRST_COMPLETED)
-        for slot, future in list(self._in_use.items()):
-            if future.done():
-                self._answered_bytes += sum(array.nbytes for array in future.result().outputs)
-                del self._in_use[slot]
-                self._unused.append(slot)
-        self.client.check_answer(self._answered_bytes)
+    def report(self, slot: int, result: ItemResult | Exception) -> None:
+        """Takes the result of the item in a slot; if that is an error, the slot is not used again."""
+        number = self._in_use.pop(slot)
+        if isinstance(result, ItemResult):
+            self._results[number] = result
+            self._answered_bytes += sum(array.nbytes for array in result.outputs)
+            self._unused.append(slot)
+        else:
+            self._error = result
+        if self._reported is not None and not self._reported.done():
+            self._reported.set_result(None)
+
+    async def _wait(self) -> None:
+        """Waits until another item is reported, unless one has failed. Raises its error."""
+        if self._error is None:
+            self._reported = asyncio.get_running_loop().create_future()
+            await self._reported
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:  # breaks the reference cycle between traceback and exception
+                self._error = None
 
     async def results(self) -> list[ItemResult]:
         """Waits for all items and returns their results in order.
@@ -141,7 +159,9 @@ class Slots:
         Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError,
         WorkerTimeoutError or UnavailableError.
         """
-        return [await future for future in self.futures]
+        while self._in_use or self._error:
+            await self._wait()
+        return [self._results[number] for number in range(len(self._results))]
 
 
 class EngineClient:
@@ -155,8 +175,8 @@ class EngineClient:
         self._max_answer_bytes = max_answer_bytes
         self._web_process = fds.web_process
         self._slots = fds.layout.slots_per_web_process
-        self._futures: dict[int, asyncio.Future[ItemResult] | None] = {}
-        """Future for each submitted slot; None if the request was cancelled."""
+        self._requests: dict[int, Slots | None] = {}
+        """The slots of the request for each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
         self._watching = self._closed = False
@@ -172,7 +192,7 @@ class EngineClient:
         for slot in reversed(range(first, first + self._slots)):
             if self.memory.state[slot] in (State.QUEUED, State.RUNNING):
                 self.memory.cancelled[slot] = 1
-                self._futures[slot] = None
+                self._requests[slot] = None
             else:
                 self._release(slot)
         self._publish()
@@ -223,7 +243,7 @@ class EngineClient:
         declared = memory.layout.signatures[signature]
         batch = declared.batch_size or memory.batch_cap[0]
         if items and declared.input_axes:
-            largest = max(declared.elements(declared.sizes(item)) for item in items)
+            largest = max(map(declared.elements_of, items))
             batch = min(batch, memory.max_batch_elements[signature] // largest)
         return 2 * max(1, batch) * max(1, memory.ready_workers[0])
 
@@ -238,9 +258,9 @@ class EngineClient:
     def free(self, slots: list[int]) -> None:
         """Frees slots. Submitted slots are cancelled first, and freed when a worker reports them."""
         for slot in reversed(slots):
-            if slot in self._futures:
+            if slot in self._requests:
                 self.memory.cancelled[slot] = 1
-                self._futures[slot] = None
+                self._requests[slot] = None
             else:
                 self._release(slot)
         if not self._closed:
@@ -265,32 +285,41 @@ class EngineClient:
         own[web_process] = in_flight
 
     def enqueue(
-        self, slot: int, signature: int, item: Item, deadline: float, bulk: bool
-    ) -> asyncio.Future[ItemResult]:
-        """Writes an item into an acquired slot and queues the slot; see `Slots.submit`."""
-        memory = self.memory
-        memory.write_inputs(slot, signature, item)
-        memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
-        memory.cancelled[slot] = 0
-        memory.attempts[slot] = 0
-        memory.bulk[slot] = bulk
-        memory.deadline[slot] = deadline
-        memory.queued_at[slot] = time.monotonic()
-        future: asyncio.Future[ItemResult] = self._loop.create_future()
-        self._futures[slot] = future
-        memory.state[slot] = State.QUEUED
-        send(self._fds.work_fds[bulk], record(slot, generation))
+        self,
+        request: Slots,
+        slots: Sequence[int],
+        signature: int,
+        items: Sequence[Item],
+        deadline: float,
+        bulk: bool,
+    ) -> None:
+        """Writes an item into each of these slots of a request and queues them; see `Slots.submit`."""
+        memory, values, now = self.memory, [], time.monotonic()
+        for slot, item in zip(slots, items, strict=True):
+            memory.write_inputs(slot, signature, item)
+        for slot in slots:
+            memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
+            memory.cancelled[slot] = 0
+            memory.attempts[slot] = 0
+            memory.bulk[slot] = bulk
+            memory.deadline[slot] = deadline
+            memory.queued_at[slot] = now
+            memory.state[slot] = State.QUEUED
+            self._requests[slot] = request
+            values.append(record(slot, generation))
+        share = -(-len(values) // max(1, memory.serving_workers[0]))
+        for first in range(0, len(values), share):  # each call wakes one worker
+            send(self._fds.work_fds[bulk], *values[first : first + share])
         if not self._watching:
             self._watching = True
             self._loop.call_later(0 if memory.is_asleep[0] else WATCH_S, self._watch)
-        return future
 
     def _watch(self) -> None:
         """Wakes the supervisor periodically to check its workers, as long as items are in flight.
 
         If the model is asleep, the supervisor then starts its workers.
         """
-        self._watching = bool(self._futures)
+        self._watching = bool(self._requests)
         if self._watching:
             self._loop.call_later(WATCH_S, self._watch)
             with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it wakes up anyway
@@ -301,8 +330,8 @@ class EngineClient:
     def _has_only_stranded_slots(self) -> bool:
         """Returns whether every slot in use is cancelled and no worker is left to report it."""
         taken = self._slots - len(self._free)
-        nobody = all(future is None for future in self._futures.values())
-        return self.is_down and nobody and len(self._futures) == taken
+        nobody = all(request is None for request in self._requests.values())
+        return self.is_down and nobody and len(self._requests) == taken
 
     def _on_done(self) -> None:
         try:
@@ -319,17 +348,17 @@ class EngineClient:
                 self._finish(slot_of(value), generation_of(value))
 
     def _finish(self, slot: int, generation: int) -> None:
-        """Resolves the future of a reported slot; frees the slot if its request was cancelled.
+        """Gives a reported slot's result to its request; frees the slot if that was cancelled.
 
         Ignores outdated and repeated reports.
         """
         memory = self.memory
-        if slot not in self._futures or memory.generation[slot] != generation:
+        if slot not in self._requests or memory.generation[slot] != generation:
             return
         state = memory.state[slot]
         if state in UNFINISHED:
             return
-        future = self._futures.pop(slot)
+        request = self._requests.pop(slot)
         result = None
         if state == State.DONE:
             result = ItemResult(
@@ -344,14 +373,11 @@ class EngineClient:
                 infer_s = result.finished_at - result.started_at
                 self.statistics.executed(memory.signature[slot], result.batch_size, infer_s)
         self._on_finished(state, result)
-        if future is not None and not future.done():
-            if result:
-                future.set_result(result)
-            else:
-                by_client = memory.layout.signatures[memory.signature[slot]].failure_is_client_error
-                future.set_exception(error_for(state, by_client, memory.hang_limit_s[0]))
+        if request is not None:
+            by_client = memory.layout.signatures[memory.signature[slot]].failure_is_client_error
+            request.report(slot, result or error_for(state, by_client, memory.hang_limit_s[0]))
         memory.discard(slot)
-        if future is None:
+        if request is None:
             self._release(slot)
             self._publish()
 
@@ -359,11 +385,11 @@ class EngineClient:
         """Fails all pending items at once if the engine is DOWN."""
         if not self.is_down:
             return
-        for slot, future in list(self._futures.items()):
-            if future is not None and not future.done():
+        for slot, request in list(self._requests.items()):
+            if request is not None:
                 self.memory.cancelled[slot] = 1
-                self._futures[slot] = None
-                future.set_exception(UnavailableError("no worker is ready"))
+                self._requests[slot] = None
+                request.report(slot, UnavailableError("no worker is ready"))
 
     async def drained(self) -> None:
         """Waits until no slot is in use; cancelled slots that no worker can report do not count."""
@@ -372,9 +398,9 @@ class EngineClient:
     def close(self) -> None:
         """Stops reading results and fails the pending items; the descriptors are not used any more."""
         self._loop.remove_reader(self._fds.done_fd)
-        for future in self._futures.values():
-            if future is not None and not future.done():
-                future.set_exception(UnavailableError("the service has shut down"))
-        self._futures.clear()  # `_watch` has nothing left to do
+        for slot, request in self._requests.items():
+            if request is not None:
+                request.report(slot, UnavailableError("the service has shut down"))
+        self._requests.clear()  # `_watch` has nothing left to do
         self._closed = True
         self._count(0)

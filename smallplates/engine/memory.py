@@ -209,6 +209,8 @@ class SignatureSlots:
         self.signature = signature
         self.inputs: list[TensorSlots] = []
         self.outputs: list[TensorSlots] = []
+        self.large: list[TensorSlots] = []
+        """Those whose items may exceed KEPT_BYTES and vary in size."""
 
 
 class Memory:
@@ -280,6 +282,8 @@ class Memory:
             limits = each.signature.limits
             each.inputs = [self._tensor(spec, limits) for spec in each.signature.inputs]
             each.outputs = [self._tensor(spec, limits) for spec in each.signature.outputs]
+            both = (*each.inputs, *each.outputs)
+            each.large = [one for one in both if one.spec.varies and one.array[0].nbytes > KEPT_BYTES]
 
     @staticmethod
     def size(layout: SlotLayout) -> int:
@@ -346,19 +350,16 @@ class Memory:
     def read_outputs(self, slot: int) -> list[Array]:
         """Returns copies of the outputs in a slot."""
         each = self.signatures[self.signature[slot]]
-        sizes = self.sizes_of(slot) if each.signature.axes else {}
+        sizes = self.sizes_of(slot) if any(tensor.spec.varies for tensor in each.outputs) else {}
         return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also copies scalars
 
     def discard(self, slot: int) -> None:
         """Returns the pages of a large item of varying size to the system."""
-        each = self.signatures[self.signature[slot]]
-        if not each.signature.axes:
-            return
-        sizes = self.sizes_of(slot)
-        for tensor in (*each.inputs, *each.outputs):
+        large = self.signatures[self.signature[slot]].large
+        sizes = self.sizes_of(slot) if large else {}
+        for tensor in large:
             row = tensor.array[slot]
-            used = math.prod(tensor.spec.sized(sizes)) * row.itemsize
-            if tensor.spec.varies and used > KEPT_BYTES:
+            if math.prod(tensor.spec.sized(sizes)) * row.itemsize > KEPT_BYTES:
                 start = row.__array_interface__["data"][0] - self._address
                 with contextlib.suppress(AttributeError, OSError):  # Linux only
                     self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)

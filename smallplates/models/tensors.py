@@ -116,6 +116,11 @@ class Signature:
         """Returns the number of elements in the largest varying input; an item's cost grows with it."""
         return max((math.prod(spec.sized(sizes)) for spec in self.inputs if spec.varies), default=1)
 
+    def elements_of(self, item: Item) -> int:
+        """Returns the same for an item."""
+        pairs = zip(self.inputs, item, strict=True)
+        return max((array.size for spec, array in pairs if spec.varies), default=1)
+
     def items(self, batch: Sequence[Array]) -> list[Item]:
         """Splits a batch, an array [N, *shape] per input, into N items.
 

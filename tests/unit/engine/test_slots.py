@@ -1,14 +1,19 @@
 """The slots of several web processes: each owns as many as the service admits; all share the bound."""
 
+import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 
+import numpy as np
 import pytest
 
-from smallplates.engine.client import EngineClient
-from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, State
-from smallplates.errors import OverloadedError
+from smallplates.engine import client as engine_client
+from smallplates.engine.client import EngineClient, ItemResult, Slots
+from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, State, slot_of
+from smallplates.errors import InternalError, OverloadedError
 from smallplates.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +80,71 @@ async def test_several_slots_are_taken_all_or_none() -> None:
             second.acquire(count=3)
         assert list(first.memory.in_flight) == [2, 0, 0]
         third.acquire(count=2)
+
+
+@pytest.mark.parametrize(
+    ("items", "workers", "expected"),
+    [(4, 2, [2, 2]), (3, 2, [2, 1]), (1, 2, [1]), (4, 1, [4]), (3, 0, [3])],
+)
+async def test_items_are_queued_together_with_a_write_for_each_worker(
+    monkeypatch: pytest.MonkeyPatch, items: int, workers: int, expected: list[int]
+) -> None:
+    """A write wakes one worker, which takes what it finds."""
+    written: list[list[int]] = []
+    write = lambda _, *values: written.append([*map(slot_of, values)])  # noqa: E731
+    monkeypatch.setattr(engine_client, "send", write)
+    with clients() as (first, *_):
+        memory = first.memory
+        memory.batch_cap[0], memory.serving_workers[0] = 4, workers
+        pixels = [np.full((2, 2, 3), number, np.uint8) for number in range(items)]
+        with first.acquire(count=items) as slots:
+            await slots.submit(0, [[each] for each in pixels], time.monotonic() + 60, bulk=False)
+            assert [*map(len, written)] == expected
+            order = [*chain(*written)]
+            assert sorted(order) == sorted(slots.indices)
+            assert [memory.state[slot] for slot in order] == [State.QUEUED] * items
+            array = memory.signatures[0].inputs[0].array
+            assert [int(array[slot].max()) for slot in order] == [*range(items)]
+
+
+async def finish(client: EngineClient, slots: Slots, failed: int | None = None) -> list[ItemResult]:
+    """Queues items 0 to 5 and reports whatever is queued, later slots first; each returns its number."""
+    memory, items = client.memory, [[np.full((2, 2, 3), number, np.uint8)] for number in range(6)]
+    inputs, outputs = (
+        each[0].array for each in (memory.signatures[0].inputs, memory.signatures[0].outputs)
+    )
+
+    async def all_items() -> list[ItemResult]:
+        await slots.submit(0, items, time.monotonic() + 60, bulk=False)
+        return await slots.results()
+
+    request = asyncio.create_task(all_items())
+    while not request.done():
+        await asyncio.sleep(0)
+        for slot in reversed([slot for slot in slots.indices if memory.state[slot] == State.QUEUED]):
+            outputs[slot] = number = int(inputs[slot].max())
+            memory.state[slot] = State.FAILED if number == failed else State.DONE
+            client._finish(slot, memory.generation[slot])
+    return await request
+
+
+async def test_slots_are_used_again_and_results_have_the_order_of_the_items() -> None:
+    with clients() as (first, *_):
+        first.memory.batch_cap[0] = 1  # so that two items are queued at a time
+        with first.acquire(count=3) as slots:
+            results = await finish(first, slots)
+        assert [result.outputs[0].tolist() for result in results] == [[n, n] for n in range(6)]
+        assert first.memory.free_slots == 4
+
+
+async def test_nothing_is_queued_after_an_item_has_failed() -> None:
+    with clients() as (first, *_):
+        first.memory.batch_cap[0] = 1
+        with pytest.raises(InternalError), first.acquire(count=3) as slots:
+            await finish(first, slots, failed=1)
+        taken = [number for number in first.memory.generation if number]
+        assert len(taken) == 2
+        assert first.memory.free_slots == 4
 
 
 async def test_bulk_leaves_half_of_all_slots_free() -> None:
