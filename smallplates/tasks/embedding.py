@@ -117,7 +117,7 @@ class Embedding(TextTask):
         ((vector,),), (dimensions, normalize) = outputs, prepared.context
         vector = vector[:dimensions].astype(np.float32)
         if normalize:
-            vector = vector / np.maximum(np.linalg.norm(vector), LEAST_LENGTH)
+            vector = vector / max(np.sqrt(vector @ vector), LEAST_LENGTH)
         return [{"embedding": vector}]
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:

@@ -88,6 +88,7 @@ class QuestionAnswering(TextTask):
     answer = fields_of(Answer.model_json_schema())
     most_candidates = MAX_ANSWERS
     window = WINDOW
+    reads_offsets = True
     prepares_together = False
     example = MappingProxyType(
         {"question": "What was wonderful?", "context": "The bread was dull, but the soup was wonderful."}

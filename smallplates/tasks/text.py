@@ -99,6 +99,9 @@ class TextTask(Task):
     prepares_together = True
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
+    reads_offsets = False
+    """Whether the task needs the tokens' places in the text, which cost a third more time."""
+
     window: int | None = None
     """Maximum tokens per item if long texts are split into several; None if they are not split."""
 
@@ -213,15 +216,20 @@ class TextTask(Task):
         with_prompt = {name: prompt + text for name, text in kept.items()}
         return Reading(with_prompt, side, context, is_cut=kept != texts)
 
-    def encode(self, batch: Sequence[Texts], special: bool = True) -> list[Encoding]:
+    def encode(
+        self, batch: Sequence[Texts], special: bool = True, offsets: bool = False
+    ) -> list[Encoding]:
         """Tokenises texts or pairs of texts, by default with special tokens around them.
 
-        Raises InternalError if the tokeniser fails.
+        Tokens know their places in the text if `offsets`, or if the task reads them. Raises
+        InternalError if the tokeniser fails.
         """
         values = [tuple(texts.values()) for texts in batch]
         inputs = [text if len(text) > 1 else text[0] for text in values]
+        tokenizer, with_offsets = self.tokenizer, offsets or self.reads_offsets
+        encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
         try:
-            return self.tokenizer.encode_batch(inputs, add_special_tokens=special)
+            return encode(inputs, add_special_tokens=special)
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
 
@@ -254,7 +262,13 @@ class TextTask(Task):
 
     def arrays(self, encoding: Encoding) -> list[Array]:
         """Returns the graph's inputs, each [tokens]."""
-        return [np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype) for spec in self._inputs]
+        count = len(encoding)
+        return [
+            np.ones(count, spec.dtype)  # nothing is padding
+            if spec.name == MASK
+            else np.array(getattr(encoding, COLUMNS[spec.name]), spec.dtype)
+            for spec in self._inputs
+        ]
 
     def windows(self, encoding: Encoding, names: Sequence[str], stride: int) -> tuple[slice, list[Span]]:
         """Splits the last text of an encoding into windows that share `stride` tokens.

@@ -98,6 +98,7 @@ class TokenClassification(TextTask):
     list_fields = ("text",)
     media_types = ("text/plain",)
     example_type = "text/plain"
+    reads_offsets = True
     example = MappingProxyType({"text": "Ada Lovelace lived in London.", "aggregation_strategy": SIMPLE})
 
     def __init__(self, *arguments: Any) -> None:
