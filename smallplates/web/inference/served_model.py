@@ -24,7 +24,6 @@ from smallplates.errors import (
     InvalidRequestError,
     InvalidTensorError,
     NotSupportedError,
-    RequestError,
     ServingError,
     UnavailableError,
 )
@@ -43,6 +42,7 @@ SLOW = 750.0  # inputs per second; an event loop decodes more 400x300 images tha
 THREADED = 0.65  # share of what the cores could do that is left if threads decode and wait for the GIL
 MIXED_SECONDS = 10.0
 SCALARS = (str, bytes, int, float)
+TOGETHER = 32  # fewest texts to prepare at a time, so that threads change seldom
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
 
 
@@ -283,19 +283,15 @@ class ServedModel:
         check_count(len(inputs), self.largest_request)
         likely_items = sum(self.task.likely_items(source.size) for source in inputs)
         admission.begin(self.task.request_signature or 0, likely_items, options.timeout_ms)
-        different, places = dict(enumerate(inputs)), list(range(len(inputs)))
-        if self.task.prepares_together and len(inputs) > 1:
-            different, places = await self._threads.run(
-                partial(without_repeats, inputs, self.task.check_all), options.bulk
-            )
+        different, places, part = await self._first_part(inputs, options.bulk)
         prepared: list[Prepared] = []
-        while len(prepared) < len(different):
-            part = await self._prepare(different, len(prepared), options.bulk)
+        while part:
             prepared += part
             items = [item for request in part for item in request.items]
             await admission.submit(items, len(different) - len(prepared))
             for request in part:
                 request.items = [()] * len(request.items)  # the slots have the arrays now
+            part = await self._next_part(different, len(prepared), options.bulk)
         results = await admission.results()
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
@@ -336,23 +332,52 @@ class ServedModel:
                         f"the {spec.name} of element {finite.argmin()} is not finite"
                     )
 
-    async def _prepare(self, inputs: Mapping[int, Input], done: int, bulk: bool) -> list[Prepared]:
+    async def _first_part(
+        self, inputs: Sequence[Input], bulk: bool
+    ) -> tuple[dict[int, Input], list[int], list[Prepared]]:
+        """Returns the result of `without_repeats`, and the first part, as `_next_part` does."""
+        if self.task.prepares_together and len(inputs) > 1:
+            return await self._threads.run(lambda: self._first_together(inputs), bulk)
+        every = dict(enumerate(inputs))
+        return every, [*every], await self._next_part(every, 0, bulk)
+
+    async def _next_part(self, inputs: Mapping[int, Input], done: int, bulk: bool) -> list[Prepared]:
         """Prepares those inputs that the engine takes next; `done` is the number of earlier ones.
 
         The keys of `inputs` are their indices in the request.
         """
+        if done == len(inputs):
+            return []
+        if self.task.prepares_together and len(inputs) > 1:
+            return await self._threads.run(lambda: self._together(inputs, done), bulk)
         if len(inputs) == 1:
             (source,) = inputs.values()
             return [await self._preprocess(source, bulk)]
-        count = self.client.most_queued(self.task.request_signature or 0)
-        part = dict(itertools.islice(inputs.items(), done, done + count))
-        results: Sequence[Prepared | BaseException]
-        if self.task.prepares_together:
-            results = await self._threads.run(lambda: self._timed_together([*part.values()]), bulk)
-        else:
-            work = (self._preprocess_on_thread(source, bulk) for source in part.values())
-            results = await asyncio.gather(*work, return_exceptions=True)
-        return list(all_or_error(results, [*part]))
+        part = dict(itertools.islice(inputs.items(), done, done + self._most_queued))
+        work = (self._preprocess_on_thread(source, bulk) for source in part.values())
+        return list(all_or_error(await asyncio.gather(*work, return_exceptions=True), [*part]))
+
+    def _first_together(
+        self, inputs: Sequence[Input]
+    ) -> tuple[dict[int, Input], list[int], list[Prepared]]:
+        """See `_first_part`; for a thread."""
+        different, places = without_repeats(inputs, self.task.check_all)
+        return different, places, self._together(different, 0)
+
+    def _together(self, inputs: Mapping[int, Input], done: int) -> list[Prepared]:
+        """See `_next_part`; for a thread. Measures the time that preparing one input takes."""
+        started = time.perf_counter()
+        part = dict(itertools.islice(inputs.items(), done, done + max(TOGETHER, self._most_queued)))
+        results = self.task.preprocess_all([source.read() for source in part.values()])
+        prepared = list(all_or_error(results, [*part]))
+        seconds = (time.perf_counter() - started) / len(part)
+        for _ in part:
+            self._metrics.decode.observe(seconds)
+        return prepared
+
+    @property
+    def _most_queued(self) -> int:
+        return self.client.most_queued(self.task.request_signature or 0)
 
     async def _preprocess(self, source: Input, bulk: bool) -> Prepared:
         """Prepares an input's items: on the event loop if that is cheap, else on a thread.
@@ -383,15 +408,6 @@ class ServedModel:
         prepared = self.task.preprocess(fields)
         self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
         self._metrics.decode.observe(time.perf_counter() - started)
-        return prepared
-
-    def _timed_together(self, inputs: Sequence[Input]) -> list[Prepared | RequestError]:
-        """Returns the items of many inputs; measures the time that preparing one of them takes."""
-        started = time.perf_counter()
-        prepared = self.task.preprocess_all([source.read() for source in inputs])
-        seconds = (time.perf_counter() - started) / len(inputs)
-        for _ in inputs:
-            self._metrics.decode.observe(seconds)
         return prepared
 
     async def _postprocess(
