@@ -73,6 +73,7 @@ class Embedding(TextTask):
             self.tokenizer.normalizer = normalizers.Sequence(
                 [normalizers.Lowercase(), *([own] if own else [])]
             )
+            self.quick_tokenizer = self.tokenizer
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Fields, Prepared, Schema, Task, result_or_error
-from smallplates.tasks.tokenizer import load_tokenizer, text_pipeline
+from smallplates.tasks.tokenizer import load_tokenizer, quick_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -114,6 +114,9 @@ class TextTask(Task):
         self._inputs = signature.inputs
         self.tokenizer = load_tokenizer(model)
         """Without truncation and padding."""
+
+        self.quick_tokenizer = quick_tokenizer(self.tokenizer)
+        """For texts in printable ASCII."""
 
         self.max_tokens = signature.limits[LENGTH]
         """Maximum number of tokens in an item."""
@@ -226,7 +229,9 @@ class TextTask(Task):
         """
         values = [tuple(texts.values()) for texts in batch]
         inputs = [text if len(text) > 1 else text[0] for text in values]
-        tokenizer, with_offsets = self.tokenizer, offsets or self.reads_offsets
+        is_plain = all(text.isascii() and text.isprintable() for texts in values for text in texts)
+        tokenizer = self.quick_tokenizer if is_plain else self.tokenizer
+        with_offsets = offsets or self.reads_offsets
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
         try:
             return encode(inputs, add_special_tokens=special)

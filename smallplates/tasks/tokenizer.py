@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import TextPipeline
@@ -66,3 +67,16 @@ def load_tokenizer(model: Model) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def quick_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokeniser that does the same with printable ASCII, but BERT's in two thirds of the time.
+
+    It doesn't look for accents, Chinese characters and control characters.
+    """
+    normalizer, added = tokenizer.normalizer, tokenizer.get_added_tokens_decoder()
+    if not isinstance(normalizer, BertNormalizer) or any(token.normalized for token in added.values()):
+        return tokenizer
+    quick = Tokenizer.from_str(tokenizer.to_str())
+    quick.normalizer = BertNormalizer(False, False, False, normalizer.lowercase)
+    return quick

@@ -296,7 +296,7 @@ def test_a_tokeniser_that_panics_fails_one_request(
 
     task, tokenizer = made(saved(tmp_path)), Mock()
     tokenizer.encode_batch_fast.side_effect = PanicError("byte index 1 is not a char boundary")
-    monkeypatch.setattr(task, "tokenizer", tokenizer)
+    monkeypatch.setattr(task, "quick_tokenizer", tokenizer)
     with pytest.raises(InternalError, match="the tokeniser failed: byte index 1"):
         task.preprocess({"text": "warm"})
 

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tokenizers import Tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from smallplates.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Task
+from smallplates.tasks.base import Prepared, Task
 from smallplates.tasks.text import MAX_BYTES, TOKENS
+from smallplates.tasks.tokenizer import quick_tokenizer
 from tests import exports, graphs
 
 
@@ -39,6 +42,41 @@ def made(folder: Path, **settings: Any) -> Task:
     model = Model.read(folder)
     signatures = kind_of(model.description.task).load().plan(model, Settings(), graphs.compared(model))
     return task_of(model, Settings.model_validate(settings), {}, signatures)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@given(
+    text=st.lists(
+        st.one_of(
+            st.text(st.characters(min_codepoint=32, max_codepoint=126)), st.sampled_from(exports.SPECIAL)
+        )
+    ).map(" ".join)
+)
+def test_the_quick_tokeniser_does_the_same_with_printable_ascii(lowercase: bool, text: str) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    quick = quick_tokenizer(tokenizer)
+    assert quick is not tokenizer
+    expected, found = tokenizer.encode(text, "The soup"), quick.encode(text, "The soup")
+    for name in ("ids", "type_ids", "offsets", "word_ids"):
+        assert getattr(found, name) == getattr(expected, name)
+
+
+def test_a_tokeniser_has_a_quick_one_only_if_both_do_the_same() -> None:
+    with_accent = exports.word_piece()
+    with_accent.add_tokens([AddedToken("é", normalized=True)])
+    for tokenizer in (exports.byte_level(), with_accent):
+        assert quick_tokenizer(tokenizer) is tokenizer
+
+
+@pytest.mark.parametrize(
+    "text", ["warm soup", "wårm söup", "warm\tsoup", "warm soup漢字", "warm\x07 soup"]
+)
+def test_all_texts_get_the_tokens_of_the_file(tmp_path: Path, text: str) -> None:
+    task = made(exports.saved(tmp_path, exports.word_piece(), {}))
+    (prepared,) = task.preprocess_all([{"text": text}])
+    assert isinstance(prepared, Prepared)
+    assert prepared.items[0][0].tolist() == exports.word_piece().encode(text).ids
 
 
 @of_both
