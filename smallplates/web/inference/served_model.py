@@ -288,10 +288,11 @@ class ServedModel:
         while part:
             prepared += part
             items = [item for request in part for item in request.items]
-            await admission.submit(items, len(different) - len(prepared))
+            left = len(different) - len(prepared)
+            await admission.submit(items, left)
             for request in part:
                 request.items = [()] * len(request.items)  # the slots have the arrays now
-            part = await self._next_part(different, len(prepared), options.bulk)
+            part = await self._next_part(different, len(prepared), options.bulk) if left else []
         results = await admission.results()
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
@@ -346,8 +347,6 @@ class ServedModel:
 
         The keys of `inputs` are their indices in the request.
         """
-        if done == len(inputs):
-            return []
         if self.task.prepares_together and len(inputs) > 1:
             return await self._threads.run(lambda: self._together(inputs, done), bulk)
         if len(inputs) == 1:
