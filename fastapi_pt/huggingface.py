@@ -7,6 +7,7 @@ Nothing is downloaded, and neither pickles nor code from the folder are read. Us
 import inspect
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,13 @@ def signature_of(model: Model) -> Signature:
     sizes = {"token": LENGTH, "label": config.num_labels, "score": config.num_labels}
     if model.description.embedding and (layers := model.description.embedding.dense):
         sizes["hidden"] = read_dense(model.folder / layers[-1])[1].out_features
-    shapes = {
-        name: tuple(sizes.get(axis) or getattr(config, f"{axis}_size") for axis in axes)
-        for name, axes in kind.outputs.items()
-    }
+    for axis in chain(*kind.outputs.values()):
+        if sizes.setdefault(axis, getattr(config, f"{axis}_size", None)) is None:
+            raise ConfigurationError(
+                f"{model.folder / CONFIG} cannot be served: {network.__name__} has no {axis}_size, so "
+                "it is not one network for texts"
+            )
+    shapes = {name: tuple(map(sizes.__getitem__, axes)) for name, axes in kind.outputs.items()}
     parameters = inspect.signature(network.forward).parameters
     return Signature(
         "tensor",
@@ -194,7 +198,8 @@ def network_class(model: Model, config: Any) -> Any:
     """
     path, names = model.folder / CONFIG, config.architectures or []
     class_ = getattr(library(), names[0], None) if len(names) == 1 else None
-    if model.description.embedding and not config.is_encoder_decoder:
+    is_encoder = class_ is not None and class_.__name__.endswith("EncoderModel")
+    if model.description.embedding and not is_encoder and not config.is_encoder_decoder:
         class_ = library().MODEL_MAPPING.get(type(config), None)
     if not isinstance(class_, type) or not issubclass(class_, library().PreTrainedModel):
         raise ConfigurationError(

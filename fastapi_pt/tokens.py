@@ -11,10 +11,11 @@ from fastapi_pt.cuda import in_half
 from fastapi_pt.huggingface import ByName, token_network
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature
+from smallplates.models.tensors import Array, Signature, put_at_end
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
 from smallplates.worker.device_errors import translate_errors
+from smallplates.worker.independence import vocabulary
 
 EXAMPLES = ((2, 32), (1, 1), (2, 2), (1, 3), (1, 7), (1, 16), (3, 47))
 """Texts and tokens of each; the first is timed."""
@@ -95,15 +96,23 @@ def bounds(network: ByName) -> dict[str, int]:
 
 
 def examples(model: Model, network: ByName) -> list[Inputs]:
-    """Returns batches of texts, one of them padded in each batch."""
+    """Returns batches of texts, one of them padded in each batch.
+
+    Their tokens are as in `independence.with_checked_texts`: some networks search for special ones.
+    """
+    size, ending = vocabulary(model)
     most = model.description.text_pipeline.max_tokens
     batches = []
     for count, length in EXAMPLES:
         refuses = getattr(network.network.config, "pad_token_id", 0) is None  # as transformers does
         count, length = 1 if refuses else count, min(length, most)
         mask = torch.ones(count, length, dtype=torch.int64)
-        mask[0, (length + 1) // 2 :] = 0
-        words = torch.arange(count * length).view(count, length) % bounds(network)["input_ids"]
-        values: dict[str, Tensor] = {"input_ids": words * mask, "attention_mask": mask}
+        mask[0, max(length + 1, 2 * len(ending)) // 2 :] = 0
+        words = (
+            size // 2 + torch.arange(count * length).view(count, length) % (size - size // 2)
+        ) * mask
+        for row, end in zip(words.numpy(), mask.sum(1).tolist(), strict=True):
+            put_at_end(row[:end], ending)
+        values: dict[str, Tensor] = {"input_ids": words, "attention_mask": mask}
         batches.append(tuple(values.get(name, torch.zeros_like(mask)) for name in network.inputs))
     return batches

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field
-from tokenizers import normalizers
 
 from smallplates.errors import InvalidRequestError
 from smallplates.logging import logger
@@ -68,12 +67,6 @@ class Embedding(TextTask):
 
         self.pooling = self._pipeline.pooling
         self.prompts = self._pipeline.prompts
-        if self._pipeline.lower_case:
-            own = self.tokenizer.normalizer
-            self.tokenizer.normalizer = normalizers.Sequence(
-                [normalizers.Lowercase(), *([own] if own else [])]
-            )
-            self.quick_tokenizer = self.tokenizer
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
@@ -107,9 +100,12 @@ class Embedding(TextTask):
         if name is not None and name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
             raise InvalidRequestError(f"the model has no prompt {name[:80]!r}; its prompts are: {known}")
+        text = fields["text"]
         prompt = self.prompts[name] if name is not None else ""
+        if self._pipeline.lower_case:  # before special tokens are looked for
+            text, prompt = text.lower(), prompt.lower()
         form = dimensions, self._pipeline.normalize if normalize is None else normalize
-        return self.reading({"text": fields["text"]}, self.side_of(fields), form, prompt)
+        return self.reading({"text": text}, self.side_of(fields), form, prompt)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import TextPipeline
@@ -16,6 +17,9 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**6
 """Tokenisers without a limit state a larger number than this."""
 
+GENERAL = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes in transformers that leave the normalizer as `tokenizer.json` has it."""
+
 
 class TokenizerConfig(File):
     """Content of `tokenizer_config.json`."""
@@ -24,6 +28,9 @@ class TokenizerConfig(File):
     truncation_side: Literal["left", "right"] = "right"
     padding_side: Literal["left", "right"] = "right"
     pad_token: str | dict[str, Any] | None = None
+    tokenizer_class: str | None = None
+    do_lower_case: bool | None = None
+    add_prefix_space: bool | None = None
     added_tokens_decoder: dict[NonNegativeInt, dict[str, Any]] = Field(default={})
 
     @property
@@ -32,6 +39,16 @@ class TokenizerConfig(File):
         pad = self.pad_token.get("content") if isinstance(self.pad_token, dict) else self.pad_token
         numbers = (n for n, token in self.added_tokens_decoder.items() if token.get("content") == pad)
         return next(numbers, None) if pad else None
+
+    def apply(self, tokenizer: Tokenizer) -> None:
+        """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
+        first, second = tokenizer.normalizer, tokenizer.pre_tokenizer
+        lower, space = self.do_lower_case, self.add_prefix_space
+        is_own = self.tokenizer_class not in GENERAL
+        if lower is not None and is_own and isinstance(first, BertNormalizer):
+            first.lowercase = lower
+        if space is not None and isinstance(second, ByteLevel):
+            second.add_prefix_space = space
 
 
 def read_config(folder: Path) -> TokenizerConfig:
@@ -64,6 +81,8 @@ def load_tokenizer(model: Model) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exception type of its own
         raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
+    if not model.digest:  # a model.json stands for all files beside it
+        read_config(model.folder).apply(tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

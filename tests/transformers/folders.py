@@ -62,6 +62,7 @@ def corpus() -> Iterable[str]:
     return [text for text in TEXTS if len(text) < 200] * 20
 
 
+BART_SIZES = [("layers", 2), ("attention_heads", 4), ("ffn_dim", 128)]
 BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -157,6 +158,15 @@ def deberta(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
 
 
 NETWORKS = {"bert": bert, "distilbert": distilbert, "roberta": roberta, "deberta": deberta}
+
+
+def bart(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """An encoder and a decoder; its classifiers search for the end of a sentence."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = byte_level(folder, transformers.BartTokenizerFast, special)
+    parts = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in BART_SIZES}
+    config = transformers.BartConfig(**sizes(tokenizer, d_model=64, init_std=0.2, **parts, **changes))
+    return getattr(transformers, f"Bart{head}")(config), tokenizer
 
 
 def text_classifier(folder: Path, network: str, **changes: Any) -> Path:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,14 @@ def test_weights_in_several_files_and_in_half_precision(folder: Path) -> None:
     assert 0 < np.abs(logits(folder) - expected).max() < 0.05
 
 
+def test_a_network_that_searches_for_the_end_of_texts(tmp_path: Path) -> None:
+    nli = folders.named(["contradiction", "entailment"])
+    parts: Any = folders.bart(tmp_path, "ForSequenceClassification", **nli)
+    for part in parts:
+        part.save_pretrained(tmp_path)
+    TorchBackend().load(Model.read(tmp_path, name="bart"), SETTINGS)
+
+
 def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
     """Replaces a tensor, or removes it."""
     tensors = load_file(folder / WEIGHTS)
@@ -102,6 +111,18 @@ def configured(folder: Path, **changes: object) -> None:
         (
             lambda folder: configured(folder, architectures=["NoneForSequenceClassification"]),
             r"config\.json cannot be served: transformers 4\.\d+\.\d+ has no network",
+        ),
+        (
+            lambda folder: configured(
+                folder, architectures=["CLIPModel"], model_type="clip", hidden_size=None
+            ),
+            r"config\.json cannot be served: CLIPModel has no hidden_size",
+        ),
+        (
+            lambda folder: configured(
+                folder, architectures=["T5EncoderModel"], model_type="t5", is_encoder_decoder=False
+            ),
+            "does not fit T5EncoderModel",
         ),
         (lambda folder: configured(folder, model_type="none"), r"config\.json cannot be served: .*none"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "a tokeniser that transformers"),

@@ -177,6 +177,30 @@ def test_limits_and_padding_are_those_of_the_files(
     assert pipeline == TextPipeline(**{**pipeline.model_dump(), **expected})
 
 
+CASED, NO_SPACE = (
+    {"do_lower_case": False, "tokenizer_class": "BertTokenizer"},
+    {"add_prefix_space": False},
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "other", "options"),
+    [
+        (exports.word_piece, "WARM", "warm", CASED),
+        (exports.byte_level, "warm", " warm", NO_SPACE),
+    ],
+)
+def test_steps_of_the_tokeniser_are_those_of_its_configuration(
+    tmp_path: Path, tokenizer: Any, text: str, other: str, options: dict[str, Any]
+) -> None:
+    folder = exports.saved(tmp_path / "made", tokenizer(), {})
+    for stated in ({}, options):
+        (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+        task = made(folder)
+        differ = tokens(task, text=text)[0] != tokens(task, text=other)[0]
+        assert differ == (stated is options)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
