@@ -60,6 +60,11 @@ class Field:
     takes_list: bool = False
     """Whether it is a text that JSON may also have as a list of texts."""
 
+    @property
+    def is_one_text(self) -> bool:
+        """Whether its value is a single text, or bytes."""
+        return self.datatype == "BYTES" and not (self.is_json or self.is_list or self.takes_list)
+
 
 def fields_of(schema: Schema) -> tuple[Field, ...]:
     """Returns the fields that a JSON schema of an object declares."""

@@ -41,6 +41,9 @@ SPACE = 0x20
 MAX_ANSWER = 1024 * 1024
 """Maximum bytes of an answer, unless model.json says otherwise."""
 
+FILES = ("image/", "audio/", "video/", "text/", "application/")
+"""Prefixes of content types with which a body may be a field of bytes; JSON is never one."""
+
 BATCH_ELEMENTS = 4 * 1024 * 1024
 SYNTAX = msgspec.json.Decoder(msgspec.Raw)  # checks the syntax without building anything
 LARGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{300}")  # possibly one; text may match, too
@@ -69,6 +72,10 @@ class PythonRequests(Task):
         self.example = schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
+        required = [field for field in self.request if field.required]
+        if is_object(self.request_schema) and len(required) == 1 and required[0].is_one_text:
+            self.media_types = FILES if required[0].is_bytes else ("text/plain",)
+            self.form_fields = (required[0].name,)
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:

@@ -82,14 +82,15 @@ def fields_from_body(
 ) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
-    Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON.
+    Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON;
+    for a task that takes JSON unparsed, what begins like JSON is JSON.
     The task's `list_fields` may be lists: of JSON, or of what a form repeats. If `native`, TOP_K may be
     a field, too (in multipart forms a list of texts), and unknown fields are refused. `aliases` are
     further names of `body_field` in a form; with them, an unknown content type means the same as none.
     Raises RequestError.
     """
     single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
-    kind, options = parsed_content_type(content_type or default_type(task))
+    kind, options = parsed_content_type(content_type or default_type(task, body))
     more: Fields = {}
     if kind == MULTIPART and single and names:
         parts = form_parts(body, options.get(b"boundary"))
@@ -100,7 +101,7 @@ def fields_from_body(
         if others:
             return {single.name: [*each(partial(value_of_part, single), [part, *others])], **more}
         body, lenient = part.content, True
-        kind, options = parsed_content_type(part.content_type or default_type(task))
+        kind, options = parsed_content_type(part.content_type or default_type(task, body))
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if kind == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
         return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
@@ -119,9 +120,10 @@ def fields_from_body(
     raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {kind.decode('latin-1')[:80]!r}")
 
 
-def default_type(task: Task) -> str:
+def default_type(task: Task, body: bytes = b"") -> str:
     """Returns the content type of a body that has none."""
-    return (BYTES if task.body_field else JSON).decode()
+    is_json = task.takes_json and JSON_START.match(body)
+    return (BYTES if task.body_field and not is_json else JSON).decode()
 
 
 def value_of_part(field: Field, part: FormPart) -> bytes | str:

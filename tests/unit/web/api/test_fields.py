@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Base64Bytes, BaseModel, create_model
 
 from smallplates.errors import (
     InvalidBase64Error,
@@ -17,7 +19,11 @@ from smallplates.errors import (
     ServingError,
     UnsupportedMediaTypeError,
 )
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
 from smallplates.tasks.base import JSON_BODY, Field, Task
+from smallplates.tasks.python.web import PythonRequests
 from smallplates.web.api.fields import MAX_ELEMENTS, codec_of, fields_from_body
 from smallplates.web.dialects.torchserve import FORM_FIELDS
 from smallplates.web.http.body import MAX_PARTS
@@ -75,6 +81,18 @@ class Json(Fields):
     request = (Field("number", "INT64"), Field("name", "BYTES", required=False))
 
 
+def own(kind: type[BaseModel]) -> PythonRequests:
+    """Returns the task of a Python class whose requests have this type."""
+    description = ModelDescription(name="own", version="1", task="own:Own", files={})
+    model, settings = Model(Path(), description), Settings()
+    schemas = {"request": kind.model_json_schema(), "answer": {}}
+    return PythonRequests(model, settings, PythonRequests.plan(model, settings), schemas)
+
+
+OWN_TEXT = own(create_model("Text", text=str, count=(int, 1)))
+OWN_FILE = own(create_model("File", file=Base64Bytes))
+OWN_TEXTS = own(create_model("Texts", texts=list[str]))
+OWN_PAIR = own(create_model("Pair", text=str, other=str))
 TEXTS, IMAGES, ONE, QUESTIONS, JSON = Texts(), Images(), OneImage(), Questions(), Json()
 
 
@@ -158,6 +176,17 @@ READ: list[tuple[Sequence[Read], Task, str | None, bytes, Mapping[str, Any]]] = 
     ([native], QUESTIONS, None, json.dumps(QUESTION).encode(), QUESTION),
     ([torchserve], QUESTIONS, "text/x", json.dumps(QUESTION).encode(), QUESTION),
     ([native], IMAGES, "image/png; charset=klingon", PNG, {"image": PNG}),
+    # the only field that a Python class needs
+    (BOTH, OWN_TEXT, None, b"a", GOOD),
+    (BOTH, OWN_TEXT, "text/plain; charset=latin-1", b"caf\xe9", {"text": "caf\xe9"}),
+    (BOTH, OWN_TEXT, None, b' {"text": "a"}', {JSON_BODY: b' {"text": "a"}'}),
+    (BOTH, OWN_TEXT, "application/json", b'"a"', {JSON_BODY: b'"a"'}),
+    (BOTH, OWN_FILE, "image/png", PNG, {"file": PNG}),
+    (BOTH, OWN_FILE, None, PNG, {"file": PNG}),
+    ([native], OWN_FILE, MULTIPART, multipart(PNG, "file"), {"file": PNG, "top_k": []}),
+    ([torchserve], OWN_FILE, MULTIPART, multipart(PNG, "body"), {"file": PNG}),
+    ([torchserve], OWN_FILE, FORM, PNG, {"file": PNG}),
+    (BOTH, OWN_PAIR, None, b"a", {JSON_BODY: b"a"}),
     # a byte order mark
     (BOTH, TEXTS, None, MARK + b"a", GOOD),
     (BOTH, TEXTS, "text/plain", MARK + b"a", GOOD),
@@ -216,6 +245,8 @@ REFUSED: list[tuple[Sequence[Read], Task, str, bytes, type[ServingError]]] = [
     ),
     (BOTH, IMAGES, MULTIPART, multipart(PNG, "top_k"), InvalidRequestError),
     ([torchserve], TEXTS, MULTIPART, parts(multipart(b"a"), PAIR_AS_JSON), UnsupportedMediaTypeError),
+    *(([native], task, "image/png", PNG, UnsupportedMediaTypeError) for task in (OWN_PAIR, OWN_TEXTS)),
+    (BOTH, OWN_TEXT, None, b"\xff", InvalidTextError),
     (BOTH, TEXTS, FORM, b"data=%ff", InvalidTextError),
     (BOTH, TEXTS, FORM, b'{"text": ', InvalidJsonError),
     *(
