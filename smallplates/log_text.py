@@ -63,8 +63,9 @@ def ready(event: Event) -> Event:
     best = min(ms / int(size) for size, ms in event["batch_ms"].items())
     workers = event["instances"]
     others = ", ".join(f"{name} {ms:.1f}" for name, ms in event.get("others", {}).items())
+    runtime = f"{event['precision']} on {event['backend']}".removeprefix("- on ")
     text = (
-        f"ready in {event.get('load_s', 0):.1f} s: {event['precision']} on {event['backend']}, "
+        f"ready in {event.get('load_s', 0):.1f} s: {runtime}, "
         f"{workers} worker{'s' if workers > 1 else ''}, batches up to {event['batch_cap']}, "
         f"{best:.1f} ms an item" + (f" ({others})" if others else "")
     )
