@@ -160,5 +160,10 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
 
 
 DIALECT = Dialect(
-    add_routes, "Hugging Face Inference API", tei.error_response, tei.TeiError, takes_tensors=False
+    add_routes,
+    "Hugging Face Inference API",
+    tei.error_response,
+    tei.TeiError,
+    takes_tensors=False,
+    about="For `huggingface_hub.InferenceClient`: every task for texts and images.",
 )
