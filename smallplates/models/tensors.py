@@ -40,6 +40,9 @@ class TensorSpec:
     ending: tuple[int, ...] = ()
     """Values at the end of the last axis during warm-up, as far as there is room."""
 
+    equal_count: int | None = None
+    """Value that all items of a batch must have equally often; None if that doesn't matter."""
+
     note: str = ""
     """Where the shape comes from, for error messages about a wrong shape."""
 

@@ -280,10 +280,11 @@ class BatchExecutor:
     def choose(self, slots: list[int]) -> list[int]:
         """Returns the next batch of the waiting slots, which are sorted by their time of arrival.
 
-        It has the first slot, and others of the same signature. If sizes vary, these have the same size
-        or, if padding is allowed, the nearest sizes. A batch that is padded has at most as many elements
-        as warm-up found worthwhile, and few of them are padding. Other workers keep their share of the
-        slots. An item whose worker has died is computed alone, before all others.
+        It has the first slot, and others of the same signature, with `equal_count` as often. If sizes
+        vary, these have the same size or, if padding is allowed, the nearest sizes. A batch that is
+        padded has at most as many elements as warm-up found worthwhile, and few of them are padding.
+        Other workers keep their share of the slots. An item whose worker has died is computed alone,
+        before all others.
         """
         memory = self._memory
         first = next((slot for slot in slots if memory.attempts[slot] > 0), slots[0])
@@ -292,6 +293,9 @@ class BatchExecutor:
         if memory.attempts[first] > 0:
             return [first]
         alike = [slot for slot in slots if memory.signature[slot] == tensors.index]
+        if counted := [each for each in tensors.inputs if each.spec.equal_count is not None]:
+            count = partial(self._counts, counted)
+            alike = [slot for slot in alike if count(slot) == count(first)]
         if not signature.input_axes:
             return alike[:most]
         share = -(-len(slots) // max(1, memory.serving_workers[0]))
@@ -311,6 +315,11 @@ class BatchExecutor:
             if len(batch) == min(most, share):
                 break
         return batch
+
+    def _counts(self, tensors: Sequence[TensorSlots], slot: int) -> list[int]:
+        """Returns how often an item has each tensor's `equal_count`."""
+        sizes = self._memory.sizes_of(slot)
+        return [int((each.read(slot, sizes) == each.spec.equal_count).sum()) for each in tensors]
 
     def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.

@@ -7,6 +7,7 @@ instead of a text's last token. Called by the backends' `GraphReader`, in a proc
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ LONGEST = 4096
 
 EQUAL_LENGTHS = "padding changes a text's results: only texts of the same length share a batch"
 ONE_BY_ONE = "a batch of texts fails, or changes their results: each is computed alone"
+Ids = tuple[int, ...]
 Infer = Callable[[Sequence[Array]], Sequence[Array]]
 """Computes a batch, given an array [N, ...] per input; returns an array [N, ...] per output."""
 
@@ -52,30 +54,30 @@ def with_checked_texts(
     `largest` returns the largest accepted difference; it is called only if one exceeds EXACT. The
     tokens are from the upper half of the vocabulary, where hardly any is special. Texts end with the
     special tokens that the tokeniser adds, because some networks search for one: BART's classifiers
-    fail without their end of a sentence.
+    fail without their end of a sentence. If these are not equally often in each text, the traced ones
+    take another text's.
     """
     pad = model.description.text_pipeline.pad_token_id
     most = min(signature.limits[axis] for axis in signature.input_axes)
     count, ending = vocabulary(model)
-    endings = {"input_ids": ending}
-    inputs = (replace(spec, ending=endings.get(spec.name, ())) for spec in signature.inputs)
-    signature = replace(signature, inputs=tuple(inputs))
+    signature = with_ids(signature, ending=ending)
     shape = signature.batch_size or ITEMS, min(most, LONGEST)
     tokens = np.random.default_rng(0).integers(count // 2, count, shape)
     tokens -= tokens == (pad or 0)
 
-    def texts(lengths: Sequence[int], width: int) -> list[Array]:
-        """Returns a batch of texts of these lengths, padded to this width."""
+    def texts(lengths: Sequence[int], width: int, beginning: Ids = ()) -> list[Array]:
+        """Returns a batch of texts of these lengths, padded to this width; the first has a beginning."""
         every = np.resize(lengths, signature.batch_size or len(lengths))
         mask = np.arange(width) < every[:, None]
         ids = np.where(mask, tokens[: len(every), :width], pad or 0)
         for row, length in zip(ids, every, strict=True):
             put_at_end(row[:length], ending)
+        ids[0, : len(beginning)] = beginning
         return token_inputs(signature, ids, mask)
 
-    def share(lengths: Sequence[int], width: int) -> bool:
+    def share(lengths: Sequence[int], width: int, beginning: Ids = ()) -> bool:
         """Returns whether texts in a batch of this width are computed as they are alone."""
-        batch = texts(lengths, width)
+        batch = texts(lengths, width, beginning)
         try:
             ends = lengths[: len(batch[0])]
             found = difference_alone(infer, batch, ends, signature.batch_size)
@@ -93,19 +95,33 @@ def with_checked_texts(
 
     width = min(TOKENS, most)
     can_pad = pad is not None and any(spec.name == "attention_mask" for spec in signature.inputs)
-    if can_pad and share([max(1, width * quarters // 4) for quarters in (3, 1, 2)], width):
+    different, equal = np.maximum(1, width * np.array((3, 1, 2)) // 4).tolist(), [width] * ITEMS
+    if can_pad and share(different, width):
         checked = replace(signature, pads=True)
-    elif share([width] * ITEMS, width):
+    elif share(equal, width):
         checked = replace(signature, batch_note=EQUAL_LENGTHS if can_pad else "")
     else:
         checked = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
-    yield checked
+    more = ending[-1:] * (signature.batch_size or ITEMS)  # their sum can be divided by that of texts
+    alone = not more or checked.batch_size == 1
+    free = alone or share(equal, width, more[: max(0, width - len(ending))])
+    yield (checked := with_ids(checked, equal_count=None if free else more[0]))
     if fails(shape[1]):
         most = bisect_left(range(1, shape[1]), True, key=fails) or most
     yield replace(checked, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})
 
 
-def vocabulary(model: Model) -> tuple[int, tuple[int, ...]]:
+def with_ids(signature: Signature, **changes: Any) -> Signature:
+    """Returns the signature with changes to the input of the tokens' ids."""
+    return replace(
+        signature,
+        inputs=tuple(
+            replace(spec, **changes) if spec.name == "input_ids" else spec for spec in signature.inputs
+        ),
+    )
+
+
+def vocabulary(model: Model) -> tuple[int, Ids]:
     """Returns a text model's number of tokens, and the special ones of an empty text or pair."""
     from tokenizers import Tokenizer  # workers need none of it
 

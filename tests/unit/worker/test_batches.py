@@ -129,6 +129,13 @@ def test_a_batch_has_the_oldest_item_and_those_nearest_in_size() -> None:
         assert divided(worker.executor, worker.put(*items)) == [[0, 4], [1], [2], [3]]
 
 
+def test_a_value_is_equally_often_in_the_items_of_a_batch() -> None:
+    ids, image = TEXT.inputs
+    with working(replace(TEXT, inputs=(replace(ids, equal_count=3), image))) as worker:
+        slots = worker.put(text(4), text(3), text(5), text(4, first=3), text(2), text(6))
+        assert divided(worker.executor, slots) == [[0, 2, 5], [1, 4], [3]]
+
+
 def test_an_item_whose_worker_has_died_is_computed_alone_and_first() -> None:
     with working(TEXT) as worker:
         slots = worker.put(*(text(5) for _ in range(4)))
