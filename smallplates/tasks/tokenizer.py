@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import BaseModel, Field, NonNegativeInt
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -31,14 +31,6 @@ class TokenizerConfig(File):
     tokenizer_class: str | None = None
     do_lower_case: bool | None = None
     add_prefix_space: bool | None = None
-    added_tokens_decoder: dict[NonNegativeInt, dict[str, Any]] = Field(default={})
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """Id of the padding token; None if there is none."""
-        pad = self.pad_token.get("content") if isinstance(self.pad_token, dict) else self.pad_token
-        numbers = (n for n, token in self.added_tokens_decoder.items() if token.get("content") == pad)
-        return next(numbers, None) if pad else None
 
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
@@ -49,6 +41,24 @@ class TokenizerConfig(File):
             first.lowercase = lower
         if space is not None and isinstance(second, ByteLevel):
             second.add_prefix_space = space
+
+
+class AddedToken(BaseModel):
+    """A token beside the vocabulary, or a special one of it."""
+
+    id: NonNegativeInt
+    content: str
+
+
+class TokenizerFile(File):
+    """Content of `tokenizer.json`."""
+
+    added_tokens: list[AddedToken] = Field(default=[])
+
+    def token_id(self, token: str | dict[str, Any]) -> int | None:
+        """Returns the id of an added token, a text or with more about it; None if there is none."""
+        content = token.get("content") if isinstance(token, dict) else token
+        return next((added.id for added in self.added_tokens if added.content == content), None)
 
 
 def read_config(folder: Path) -> TokenizerConfig:
@@ -64,12 +74,14 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
             f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
             "supported, which transformers saves with use_fast=True"
         )
-    file = read_config(folder)
+    file, pad = read_config(folder), config.pad_token_id
+    if pad is None and file.pad_token:
+        pad = read(folder / TOKENIZER, TokenizerFile).token_id(file.pad_token)
     length = file.model_max_length
     limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
         max_tokens=min(filter(None, limits), default=config.n_positions or DEFAULT_TOKENS),
-        pad_token_id=file.pad_token_id if config.pad_token_id is None else config.pad_token_id,
+        pad_token_id=pad,
         truncation_side=file.truncation_side,
     )
 

@@ -32,7 +32,6 @@ from tests import exports, graphs
 WORD_PIECE = exports.word_piece()
 NO_MOST: dict[str, Any] = {"max_position_embeddings": None}
 NO_PAD: dict[str, Any] = {"pad_token_id": None}
-ADDED = {"added_tokens_decoder": {"3": {"content": "x"}, "4": {"content": "y"}}}
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
@@ -160,8 +159,8 @@ def test_one_label_is_a_sigmoid(tmp_path: Path) -> None:
             for kind in sorted(BEHIND_PADDING)
         ),
         (NO_PAD, {}, NO_PAD),
-        (NO_PAD, {"pad_token": {"content": "x"}, **ADDED}, {"pad_token_id": 3}),
-        (NO_PAD, {"pad_token": "y", **ADDED}, {"pad_token_id": 4}),
+        (NO_PAD, {"pad_token": {"content": "[SEP]"}}, {"pad_token_id": 3}),
+        (NO_PAD, {"pad_token": "[CLS]"}, {"pad_token_id": 2}),
     ],
 )
 def test_limits_and_padding_are_those_of_the_files(
