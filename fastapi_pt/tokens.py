@@ -98,14 +98,15 @@ def bounds(network: ByName) -> dict[str, int]:
 def examples(model: Model, network: ByName) -> list[Inputs]:
     """Returns batches of texts, one of them padded in each batch.
 
-    Their tokens are as in `independence.with_checked_texts`: some networks search for special ones.
+    Their tokens are as in `independence.with_checked_texts`, and no text is shorter than its special
+    tokens: some networks search for these.
     """
     size, ending = vocabulary(model)
     most = model.description.text_pipeline.max_tokens
     batches = []
     for count, length in EXAMPLES:
         refuses = getattr(network.network.config, "pad_token_id", 0) is None  # as transformers does
-        count, length = 1 if refuses else count, min(length, most)
+        count, length = 1 if refuses else count, min(max(length, len(ending)), most)
         mask = torch.ones(count, length, dtype=torch.int64)
         mask[0, max(length + 1, 2 * len(ending)) // 2 :] = 0
         words = (

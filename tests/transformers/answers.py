@@ -36,13 +36,14 @@ def loaded(backend: str, folder: Path, **options: str) -> Answers:
             np.stack([np.pad(a, (0, width - a.size), constant_values=spec.padding) for a in column])
             for spec, column in zip(signatures[0].inputs, zip(*items, strict=True), strict=True)
         ]
-        return [[row] for row in network.infer(signatures[0], batch)[0]]
+        return [[*rows] for rows in zip(*network.infer(signatures[0], batch), strict=True)]
 
     def answers(requests: Sequence[Fields]) -> list[list[Candidate]]:
         prepared = [each for each in task.preprocess_all(requests) if isinstance(each, Prepared)]
         assert len(prepared) == len(requests)
         items = [item for each in prepared for item in each.items]
-        batches = [items] if signatures[0].pads else [[item] for item in items]
+        is_free = all(spec.equal_count is None for spec in signatures[0].inputs)
+        batches = [items] if signatures[0].pads and is_free else [[item] for item in items]
         outputs = iter([output for batch in batches for output in computed(batch)])
         by_request = [[next(outputs) for _ in each.items] for each in prepared]
         return [

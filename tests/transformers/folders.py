@@ -63,6 +63,7 @@ def corpus() -> Iterable[str]:
 
 
 BART_SIZES = [("layers", 2), ("attention_heads", 4), ("ffn_dim", 128)]
+ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -141,8 +142,7 @@ def distilbert(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]
 
 def roberta(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
     """The same with positions that begin behind the padding's."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer = byte_level(folder, transformers.RobertaTokenizerFast, special)
+    tokenizer = byte_level(folder, transformers.RobertaTokenizerFast, ROBERTA_TOKENS)
     longer = {"max_position_embeddings": TOKENS + 2, "type_vocab_size": 1}
     config = transformers.RobertaConfig(**sizes(tokenizer, **longer, **changes))
     return getattr(transformers, f"Roberta{head}")(config), tokenizer
@@ -162,11 +162,18 @@ NETWORKS = {"bert": bert, "distilbert": distilbert, "roberta": roberta, "deberta
 
 def bart(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
     """An encoder and a decoder; its classifiers search for the end of a sentence."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer = byte_level(folder, transformers.BartTokenizerFast, special)
+    tokenizer = byte_level(folder, transformers.BartTokenizerFast, ROBERTA_TOKENS)
     parts = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in BART_SIZES}
     config = transformers.BartConfig(**sizes(tokenizer, d_model=64, init_std=0.2, **parts, **changes))
     return getattr(transformers, f"Bart{head}")(config), tokenizer
+
+
+def longformer(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
+    """RoBERTa with local attention; for questions, it searches for three ends of a sentence."""
+    tokenizer = byte_level(folder, transformers.LongformerTokenizerFast, ROBERTA_TOKENS)
+    own = {"max_position_embeddings": TOKENS + 2, "attention_window": [16, 16], "sep_token_id": 2}
+    config = transformers.LongformerConfig(**sizes(tokenizer, **own, **changes))
+    return getattr(transformers, f"Longformer{head}")(config), tokenizer
 
 
 def text_classifier(folder: Path, network: str, **changes: Any) -> Path:

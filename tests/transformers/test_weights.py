@@ -61,12 +61,18 @@ def test_weights_in_several_files_and_in_half_precision(folder: Path) -> None:
     assert 0 < np.abs(logits(folder) - expected).max() < 0.05
 
 
-def test_a_network_that_searches_for_the_end_of_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "head"),
+    [(folders.bart, "ForSequenceClassification"), (folders.longformer, "ForQuestionAnswering")],
+)
+def test_a_network_that_searches_for_the_end_of_texts(tmp_path: Path, network: Any, head: str) -> None:
     nli = folders.named(["contradiction", "entailment"])
-    parts: Any = folders.bart(tmp_path, "ForSequenceClassification", **nli)
-    for part in parts:
+    for part in network(tmp_path, head, **nli):
         part.save_pretrained(tmp_path)
-    TorchBackend().load(Model.read(tmp_path, name="bart"), SETTINGS)
+    backend, model = TorchBackend(), Model.read(tmp_path, name="made")
+    *_, checked = backend.compare_items(model, backend.signature(model))
+    assert (checked.pads, checked.inputs[0].equal_count) == (True, 2)
+    backend.load(model, SETTINGS)
 
 
 def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
