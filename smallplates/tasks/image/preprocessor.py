@@ -14,14 +14,14 @@ FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
 
 CONVNEXT = "ConvNext"
-SQUARE = ("ViT", "DeiT", "Beit", "Siglip", "Pvt")
+SQUARE = ("ViT", "DeiT", "Beit", "Pvt")
 """Image processors for which a single number means the side of a square."""
 
-BY_SHORT_SIDE = ("CLIP", "Bit", "MobileNetV1", "MobileNetV2", CONVNEXT)
+BY_SHORT_SIDE = ("CLIP", "Bit", "Siglip", "MobileNetV1", "MobileNetV2", CONVNEXT)
 """Image processors for which a single number means the short side."""
 
-UNCROPPED = ("ViT", "Siglip", "Pvt")
-"""Image processors that crop only if their file says so."""
+UNCROPPED = ("ViT", "Beit", "Siglip", "Pvt")
+"""Image processors that crop only if their file says so; in transformers 4, also BEiT's cropped."""
 
 CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
 
@@ -48,6 +48,7 @@ class Preprocessor(File):
     image_mean: Channels | None = None
     image_std: Channels | None = None
     do_flip_channel_order: Literal[False] | None = None
+    do_pad: Literal[False] | None = None
 
     @property
     def kind(self) -> str:
@@ -75,10 +76,13 @@ class Preprocessor(File):
         if kind == CONVNEXT:
             if not isinstance(resize, int):
                 raise ValueError("size has no shortest_edge")
+            if self.do_center_crop:
+                raise ValueError("do_center_crop is true, but ConvNeXT crops by crop_pct")
             if resize >= CONVNEXT_UNCROPPED:
                 return (resize, resize), None
             return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
-        crops = kind not in UNCROPPED if self.do_center_crop is None else self.do_center_crop
+        is_given = "do_center_crop" in self.model_fields_set  # null means no crop
+        crops = self.do_center_crop if is_given else kind not in UNCROPPED
         return resize, self._crop(resize) if crops else None
 
     def _crop(self, resize: int | tuple[int, int]) -> int:

@@ -40,12 +40,15 @@ PREPROCESSOR: dict[str, Any] = {
     "image_std": STD,
 }
 
+NULL = ...
+
 
 def export(folder: Path, config: dict[str, Any] = CONFIG, **files: Any) -> Path:
-    """The folder with these files; None leaves a field out."""
+    """The folder with these files; None leaves a field out, NULL writes null."""
     folder.mkdir(exist_ok=True)
     for name, content in {"config": config, **files}.items():
-        text = json.dumps({key: value for key, value in content.items() if value is not None})
+        fields = {key: value for key, value in content.items() if value is not None}
+        text = json.dumps(fields, default={NULL: None}.__getitem__)
         (folder / f"{name}.json").write_text(text)
     return folder
 
@@ -94,7 +97,10 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("ConvNext", (0, 384)), (384, 384), Resampling.BILINEAR, None),
         (of("DeiT", 43, **CROP_32), (43, 43), Resampling.BILINEAR, 32),
         ({"do_center_crop": True, "crop_size": 33}, (40, 56), Resampling.BILINEAR, 33),
+        (of("DeiT", 43, **CROP_32, do_center_crop=NULL), (43, 43), Resampling.BILINEAR, None),
         (of("Beit", (0, 32), do_center_crop=True, crop_size=32), 32, Resampling.BILINEAR, 32),
+        (of("Beit", 43, **CROP_32), (43, 43), Resampling.BILINEAR, None),
+        (of("Siglip", 41, **CROP_32, do_center_crop=True), 41, Resampling.BILINEAR, 32),
     ],
 )
 @pytest.mark.parametrize("shape", [(320, 241), (97, 211)])
@@ -180,12 +186,14 @@ def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
         ({}, {"feature_extractor_type": "Mine", "image_processor_type": None}, "extractor_type is Mine"),
         ({}, {"do_resize": False}, "do_resize"),
         ({}, {"do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({}, {"do_pad": True, "pad_size": {"height": 64, "width": 64}}, "do_pad"),
         ({}, {"resample": 0}, "resample: Input should be 1, 2, 3, 4 or 5"),
         ({}, {"size": None}, "size: Field required"),
         ({}, {"size": {"longest_edge": 3}}, "size has .'longest_edge'."),
         ({}, {"size": {"shortest_edge": 40}}, r"preprocessor_config\.json cannot be served: .*crop"),
         ({}, {"size": 10**6}, r"preprocessor_config\.json cannot be served: resize"),
         ({}, {"image_processor_type": "ConvNextImageProcessor"}, "size has no shortest_edge"),
+        ({}, of("ConvNext", 32, **CROP_32, do_center_crop=True), "do_center_crop is true"),
         ({}, {"do_center_crop": True}, "crop_size is missing"),
         ({}, {"do_center_crop": True, "crop_size": {"height": 9, "width": 8}}, "must be square"),
         ({}, {"do_center_crop": True, "crop_size": 41}, "crop_size is 41, more than"),
