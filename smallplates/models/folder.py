@@ -135,12 +135,9 @@ class Model:
             return self.folder / relative
         if not self._has_model_json:
             cure = ""
-            if (
-                kind == GRAPH
-                and kind_of(self.description.task).outputs
-                and self.has("model.safetensors")
-            ):
-                export = f"smallplates export transformers {self.folder}"
+            if kind == GRAPH and self.has("model.safetensors"):
+                is_text = kind_of(self.description.task).outputs
+                export = f"smallplates export transformers {self.folder}" if is_text else "optimum-cli"
                 cure = f": write it with `{export}`, or use --backend pt"
             raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs{cure}")
         raise ConfigurationError(

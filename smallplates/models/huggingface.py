@@ -17,7 +17,7 @@ from smallplates.models.description import ModelDescription, name_of
 from smallplates.models.task_kinds import HEADS, kinds_of_export
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-MULTI_LABEL = "multi_label_classification"
+MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
 DEFAULT_LABELS = 2
 """Number of labels if config.json doesn't state one."""
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Backend
 from smallplates.models.folder import Model
-from smallplates.models.huggingface import Config
+from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
@@ -56,8 +56,11 @@ class ImageClassification(Classification):
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
         """Returns `labels` and `image`, the steps of the image processor; see `Task.from_export`."""
-        if config.independent:
-            raise ValueError("problem_type has independent labels, which are supported for texts only")
+        if config.independent or config.problem_type == REGRESSION:
+            raise ValueError(
+                f"problem_type is {config.problem_type}, with {len(config.labels)} labels; for images, "
+                "only several labels that exclude each other are supported"
+            )
         return {"labels": config.labels, "image": image_pipeline(folder)}
 
     @classmethod
@@ -76,7 +79,7 @@ class ImageClassification(Classification):
 
 def image_signatures(size: tuple[int, int], labels: int) -> tuple[Signature, ...]:
     """Returns the signatures for images of a size (height, width) and for normalised tensors."""
-    logits = TensorSpec("output", "float32", (labels,), note=f"model.json has {labels} labels")
+    logits = TensorSpec("output", "float32", (labels,), note=f"there are {labels} labels")
     pixels = TensorSpec("pixels", "uint8", (*size, 3))
     tensor = TensorSpec("input", "float32", (3, *size))
     return (

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from smallplates.errors import InvalidRequestError, TextTooLongError
-from smallplates.models.huggingface import Config
+from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
@@ -23,8 +23,6 @@ MAX_PAIRS_BYTES = 2 * MAX_TEXTS_BYTES
 
 UNNAMED = "LABEL_0"
 """Name of a label that nobody has named."""
-
-REGRESSION = "regression"
 
 
 class RankingRequest(BaseModel):

@@ -6,12 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from smallplates.models.huggingface import Config
+from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.tasks.base import Classification, fields_of
 from smallplates.tasks.text import TextTask
 from smallplates.tasks.tokenizer import text_pipeline
-
-REGRESSION = "regression"
 
 
 class TextRequest(BaseModel):

@@ -12,6 +12,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import DEFAULT_TOKENS, TOKENIZER, Config, File, read
+from smallplates.tasks.image.preprocessor import PREPROCESSOR
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**6
@@ -70,6 +71,12 @@ def read_config(folder: Path) -> TokenizerConfig:
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
     if not (folder / TOKENIZER).is_file():
+        if (folder / PREPROCESSOR).is_file():
+            raise ValueError(
+                f"architectures is {config.architectures}, without a classifier and a {TOKENIZER}; of "
+                "networks for images, those that end in ForImageClassification are supported, and "
+                "others as ONNX graphs that are called with tensors"
+            )
         raise ConfigurationError(
             f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
             "supported, which transformers saves with use_fast=True"

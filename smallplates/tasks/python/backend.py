@@ -213,6 +213,8 @@ def import_class(name: str, folder: Path) -> Any:
     Nothing is imported from the model folder, `folder`: a source of data must not be a source of code.
     """
     module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigurationError(f"{name!r} is not a class in the form module:Class")
     try:
         for end, letter in enumerate(f"{module}."):
             if letter == "." and not is_outside(module[:end], folder):

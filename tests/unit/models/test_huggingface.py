@@ -165,6 +165,13 @@ def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
         assert OnnxBackend().load(Model.read(folder), chosen).precision == expected
 
 
+def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
+    model = Model.read(images(tmp_path / "made"))
+    (model.folder / "model.safetensors").touch()
+    with pytest.raises(ConfigurationError, match=r"no model\.onnx, .*optimum-cli`, or use --backend pt"):
+        model.file("model.onnx")
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
@@ -180,6 +187,8 @@ def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
         ({"id2label": {"a": "a"}}, {}, r"id2label"),
         ({"id2label": {"0": "a"}}, {}, "problem_type"),
         ({"problem_type": "multi_label_classification"}, {}, "problem_type"),
+        ({"problem_type": "regression"}, {}, "problem_type is regression, with 3 labels"),
+        ({"architectures": ["ViTModel"]}, {}, r"\['ViTModel'\], without a classifier .* ForImageC"),
         ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),
         ({}, {"image_processor_type": None}, r"image_processor_type is missing"),
         ({}, {"image_processor_type": "EfficientNetImageProcessor"}, "is EfficientNetImageProcessor"),

@@ -157,6 +157,7 @@ BROKEN = f"{CODE}\nclass Broken(Doubling):\n    "
         (f"{BROKEN}infer = None", "own:Broken", "own:Broken has no infer"),
         (f"{BROKEN}Request = None", "own:Broken", "own:Broken has no Request"),
         (CODE, "own:Nobody", "is not a class in the form module:Class"),
+        (CODE, "models/own", "'models/own' is not a class in the form module:Class"),
         (CODE, "own", "is not a class"),
         (CODE, "own:CODE", "is not a class"),
         (CODE, "nowhere.at.all:Class", "there is no module nowhere"),
