@@ -215,7 +215,7 @@ def test_what_is_read(
         assert read(task, body, kind) == fields
 
 
-REFUSED: list[tuple[Sequence[Read], Task, str, bytes, type[ServingError]]] = [
+REFUSED: list[tuple[Sequence[Read], Task, str | None, bytes, type[ServingError]]] = [
     # names of TorchServe, and others
     *(
         ([native], TEXTS, FORM, body, InvalidRequestError)
