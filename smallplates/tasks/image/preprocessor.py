@@ -103,8 +103,10 @@ class Preprocessor(File):
 
 
 def image_pipeline(folder: Path) -> ImagePipeline:
-    """Reads the image processor's steps. Raises ConfigurationError."""
+    """Reads the image processor's steps. Raises ConfigurationError, ValueError if there is no file."""
     path = folder / PREPROCESSOR
+    if not path.exists():
+        raise ValueError(f"{PREPROCESSOR} is missing beside it: save the model's image processor there")
     file = read(path, Preprocessor)
     with refusing(path):
         return file.pipeline()

@@ -220,7 +220,9 @@ def test_what_is_not_understood_is_refused(
 
 def test_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
     folder = export(tmp_path / "made")
-    with pytest.raises(ConfigurationError, match=r"preprocessor_config\.json cannot be read: No such"):
+    with pytest.raises(
+        ConfigurationError, match=r"config\.json .*: preprocessor_config\.json is missing"
+    ):
         Model.read(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.json cannot be served: the content: Invalid"):
