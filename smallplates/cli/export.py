@@ -243,7 +243,10 @@ def from_transformers(
     folder = hub.fetch(source, revision, ["pt"]) if is_id else Path(source)
     model = Model.read(folder, name=source.rpartition("/")[2] if is_id else "")
     if not (kind_of(model.description.task).outputs and (folder / CONFIG).is_file()):
-        raise ConfigurationError(f"{source} is not an export of a network for texts by transformers")
+        raise ConfigurationError(
+            f"{source} is not an export of a network for texts by transformers: "
+            "for images, export it with optimum-cli"
+        )
     from smallplates.export import text_network  # PyTorch and transformers
 
     out = out or folder

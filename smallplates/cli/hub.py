@@ -80,6 +80,6 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
     if "onnx" in kinds and not any((folder / name).is_file() for name in ONNX):
         raise ConfigurationError(
             f"{repository} has no ONNX file; write one with `smallplates export transformers "
-            f"{repository} --out FOLDER`, or serve it with --backend pt"
+            f"{repository} --out FOLDER` (for images, with optimum-cli), or serve it with --backend pt"
         )
     return folder

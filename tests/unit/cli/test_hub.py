@@ -127,6 +127,7 @@ def test_a_model_without_onnx_names_the_command_that_exports(tmp_path: Path) -> 
     with stand_in_hub.running({"config.json": b"{}", "model.safetensors": b""}) as running:
         said = fetch(tmp_path, running.url, REPOSITORY)
     assert "org/mood has no ONNX file; write one with `smallplates export transformers org/mood" in said
+    assert "(for images, with optimum-cli)" in said
 
 
 def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from fastapi_onnx.backend import OnnxBackend
+from smallplates.cli.export import from_transformers
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -170,6 +171,8 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
     (model.folder / "model.safetensors").touch()
     with pytest.raises(ConfigurationError, match=r"no model\.onnx, .*optimum-cli`, or use --backend pt"):
         model.file("model.onnx")
+    with pytest.raises(ConfigurationError, match="for images, export it with optimum-cli"):
+        from_transformers(str(model.folder))
 
 
 @pytest.mark.parametrize(
