@@ -54,11 +54,11 @@ def test_weights_in_several_files_and_in_half_precision(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     network.save_pretrained(folder, max_shard_size="50KB")
     assert len(list(folder.glob("*.safetensors"))) > 2
-    assert np.array_equal(logits(folder), expected)
+    assert logits(folder) == pytest.approx(expected, abs=1e-5)  # the faster form may be another
     for file in folder.glob("model*"):
         file.unlink()
     network.half().save_pretrained(folder)
-    assert 0 < np.abs(logits(folder) - expected).max() < 0.05
+    assert 1e-4 < np.abs(logits(folder) - expected).max() < 0.05
 
 
 @pytest.mark.parametrize(
