@@ -135,7 +135,9 @@ class Model:
             return self.folder / relative
         if not self._has_model_json:
             cure = ""
-            if kind == GRAPH and self.has("model.safetensors"):
+            if kind == GRAPH and self.has(INT8_KINDS[0]):
+                cure = f"; {INT8_KINDS[0]} needs SERVING_PRECISION=int8"
+            elif kind == GRAPH and self.has("model.safetensors"):
                 is_text = kind_of(self.description.task).outputs
                 export = f"smallplates export transformers {self.folder}" if is_text else "optimum-cli"
                 cure = f": write it with `{export}`, or use --backend pt"

@@ -164,6 +164,9 @@ def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:
     shutil.copy(folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx")
     for chosen, expected in ((Settings(), "fp32"), (Settings(precision="int8"), "int8")):
         assert OnnxBackend().load(Model.read(folder), chosen).precision == expected
+    (folder / "onnx" / "model.onnx").unlink()
+    with pytest.raises(ConfigurationError, match=r"model_quantized\.onnx needs SERVING_PRECISION=int8"):
+        OnnxBackend().load(Model.read(folder), Settings())
 
 
 def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
