@@ -16,7 +16,7 @@ from tests.servers import ROOT
 
 TAG = "test"
 BUILD_S = 1500
-START_S = 180
+START_S = 600
 HARDENED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true")
 
 
@@ -25,7 +25,7 @@ def run(*command: str, env: Mapping[str, str] | None = None, seconds: float = ST
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, "COMPOSE_HTTP_TIMEOUT": "600", **(env or {})},
         text=True,
         capture_output=True,
         timeout=seconds,
