@@ -159,7 +159,7 @@ def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
     for row in results["measured"]:
         assert row["failed"] == 0
         assert row["1/s"] > 0
-        assert all(row[f"{part} ms"] > 0 for part in ("web", "worker", "wrk"))
+        assert sum(row[f"{part} ms"] for part in ("web", "worker", "wrk")) > 0  # in steps of 10 ms
     assert results["worker_ms"] == {"fp32": 5, "int8": 2}
     times = results["web_ms"], results["worker_ms"], results["ceiling"]
     assert results["calculated"] == scale.calculated(*times)
