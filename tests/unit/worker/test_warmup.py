@@ -69,9 +69,7 @@ def test_measuring_needs_outputs_of_the_right_shape() -> None:
         def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
             return [np.zeros((len(inputs[0]), 3), np.float32)]
 
-    with pytest.raises(
-        ConfigurationError, match=r"\[1, 3\], not .* \[1, 11\]: model\.json has 11 labels"
-    ):
+    with pytest.raises(ConfigurationError, match=r"\[1, 3\], not .* \[1, 11\]: there are 11 labels"):
         warmup.measure(Wrong(), IMAGES, [1])  # type: ignore[arg-type]
 
 
