@@ -15,6 +15,7 @@ from smallplates.models.tensors import Item
 from smallplates.web.metrics import ModelMetrics
 
 FORGET_S = 10.0
+FEWEST = 16  # inputs in a turn; fewer cost more each, because refusals then empty the caches
 SHARE = 0.7  # of an overloaded event loop's time for inputs; the rest is for refusals and answers
 
 
@@ -51,7 +52,7 @@ class Waits:
 class Turns:
     """Lets an event loop prepare inputs one after the other while it also has to refuse requests.
 
-    Between two looks at the sockets it prepares as many as take `SHARE` of its time, at least one.
+    Between two looks at the sockets it prepares as many as take `SHARE` of its time, at least `FEWEST`.
     Without turns, refusals wait for all inputs. On threads, an input takes half as much CPU time again.
     """
 
@@ -69,7 +70,7 @@ class Turns:
 
     def _start(self, loop: asyncio.AbstractEventLoop, seconds: float, previous: float) -> None:
         now = time.perf_counter()
-        count = max(1, int(SHARE * (now - previous) / seconds))
+        count = max(FEWEST, int(SHARE * (now - previous) / seconds))
         for _ in range(min(count, len(self._waiting))):
             turn = self._waiting.popleft()
             if not turn.done():  # else cancelled
