@@ -22,9 +22,10 @@ import os
 import pkgutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Worker:
         if is_measured:
             logger().info("loading", folder=self._args.model_dir)
         kept = self._kept_measurements(model)
-        measured_at = shared_choice(self._scratch, "reused", partial(restore, *kept)) if kept else None
+        measured_at = shared_choice(self._scratch, "reused", lambda: restore(*kept())) if kept else None
         layout = self._layout(model)
         settings = settings.model_copy(update={"intra_op_threads": layout.threads})
         backend, info = self._load_backend(model, settings)
@@ -117,20 +118,29 @@ class Worker:
         )
         report.batch_cap = cap or report.batch_cap
         if kept and is_measured and not measured_at:
-            save(*kept)
+            save(*kept())
         for loaded in executor.backends:
             loaded.trim()
         trim_heap()
         return report
 
-    def _kept_measurements(self, model: Model) -> tuple[Path, Any, Path] | None:
-        """Returns the arguments of `restore` and `save`; None on a GPU, or if nothing is to be kept."""
+    def _kept_measurements(self, model: Model) -> Callable[[], tuple[Path, Any, Path]] | None:
+        """Returns what computes the arguments of `restore` and `save`, for which it reads all weights.
+
+        Returns None on a GPU, or if nothing is to be kept.
+        """
         folder, scratch, args = self._settings.cache_dir, self._scratch, self._args
         backend = pkgutil.resolve_name(args.backend)()
         if not folder or not scratch or self._may_use_gpu or not isinstance(backend, WeightsReader):
             return None
         called = [args.backend, args.layout.workers, *map(asdict, args.layout.signatures)]
-        return folder, [called, dependencies(model, backend.weights(model), self._settings)], scratch
+
+        @cache
+        def arguments() -> tuple[Path, Any, Path]:
+            key = [called, dependencies(model, backend.weights(model), self._settings)]
+            return folder, key, scratch
+
+        return arguments
 
     def _layout(self, model: Model) -> Layout:
         """Returns the layout of the settings, or the fastest one if they leave it open."""
