@@ -373,9 +373,11 @@ class EngineClient:
                 infer_s = result.finished_at - result.started_at
                 self.statistics.executed(memory.signature[slot], result.batch_size, infer_s)
         self._on_finished(state, result)
-        if request is not None:
+        if request is not None and result:
+            request.report(slot, result)
+        elif request is not None:
             by_client = memory.layout.signatures[memory.signature[slot]].failure_is_client_error
-            request.report(slot, result or error_for(state, by_client, memory.hang_limit_s[0]))
+            request.report(slot, error_for(state, by_client, memory.hang_limit_s[0]))
         memory.discard(slot)
         if request is None:
             self._release(slot)

@@ -212,6 +212,8 @@ class SignatureSlots:
         self.large: list[TensorSlots] = []
         """Those whose items may exceed KEPT_BYTES and vary in size."""
 
+        self.has_varying_outputs = any(spec.varies for spec in signature.outputs)
+
 
 class Memory:
     """Views into the mapping: arrays indexed by slot, by worker or by web process."""
@@ -350,7 +352,7 @@ class Memory:
     def read_outputs(self, slot: int) -> list[Array]:
         """Returns copies of the outputs in a slot."""
         each = self.signatures[self.signature[slot]]
-        sizes = self.sizes_of(slot) if any(tensor.spec.varies for tensor in each.outputs) else {}
+        sizes = self.sizes_of(slot) if each.has_varying_outputs else {}
         return [np.array(tensor.read(slot, sizes)) for tensor in each.outputs]  # also copies scalars
 
     def discard(self, slot: int) -> None:
