@@ -234,6 +234,7 @@ class Memory:
         self.load_s = self._times(1)  # seconds that loading took the worker that has loaded last
         self.ready_workers = self._array("i", 1)
         self.serving_workers = self._array("i", 1)  # the other ready workers stand by
+        self.serving_since = self._times(1)  # when a worker last began to serve after none did
         self.batch_cap = self._array("i", 1)
         self.hang_limit_s = self._times(1)  # `supervision.worker_process.hang_limit`
         self.max_batch_elements = self._array("q", len(layout.signatures))

@@ -334,7 +334,10 @@ class Supervisor:
             if process.ready and not process.serving and serving < most:
                 process.serving = True
                 process.send_command(SERVE)
-        self.memory.serving_workers[0] = sum(process.serving for process in self._processes)
+        serving = sum(process.serving for process in self._processes)
+        if serving and not self.memory.serving_workers[0]:
+            self.memory.serving_since[0] = time.monotonic()
+        self.memory.serving_workers[0] = serving
 
     def _on_death(self, process: WorkerProcess) -> None:
         """Hands a dead worker's records to `Suspects` and schedules its restart."""

@@ -1,13 +1,14 @@
 """The queue: cancelled requests, priorities, and what is computed together."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import requests
 
 from tests.e2e.conftest import SharedService
-from tests.e2e.services import fake_service, predict, raw_request
+from tests.e2e.services import WORKER, fake_service, predict, programs, raw_request
 from tests.fake.backend import command
 from tests.fake.model import write_model
 from tests.servers import metric, wait_for
@@ -124,3 +125,24 @@ def test_a_model_has_settings_of_its_own(
         (tmp_path / "gate").touch()
         assert {answer.result().status_code for answer in (blocker, *others)} == {200}
         assert metric(url, "serving_batch_size_count") == 3  # 1, then 3 + 3
+
+
+def test_a_wait_for_a_worker_to_start_is_not_expected_of_later_requests(
+    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+) -> None:
+    gate, held, loading = (tmp_path / name for name in ("gate", "gate.held", "loading"))
+    with fake_service(fake_settings, instances="1", max_wait_ms="1000") as (url, server):
+        for is_killed in (True, False):
+            gate.unlink(missing_ok=True)
+            held.unlink(missing_ok=True)
+            answers = [senders.submit(predict, url, command(held=True))]
+            wait_for(held.exists)
+            answers += [senders.submit(predict, url, command()) for _ in range(3)]
+            wait_for(lambda: metric(url, "serving_queue_depth") == 3)
+            if is_killed:
+                loading.touch()
+                programs(server, WORKER)[0].kill()
+                time.sleep(4)  # longer than further requests may wait
+                loading.unlink()
+            gate.touch()
+            assert [answer.result().status_code for answer in answers] == [200] * 4

@@ -194,10 +194,13 @@ class Admission:
         return timings
 
     def _measure(self, until: float) -> None:
-        """Measures the wait until a `time.monotonic()` time, if slots were in use before this one."""
-        if self._ahead:
-            full = self._client.most_queued(self._signature)
-            self._waits.measure(self._ahead, until - self.slots.acquired_at, full)
+        """Measures the wait until a `time.monotonic()` time, if slots were in use before this one.
+
+        A wait for a worker to start says nothing about the next request's.
+        """
+        memory, since = self._client.memory, self.slots.acquired_at
+        if self._ahead and memory.serving_workers[0] and memory.serving_since[0] <= since:
+            self._waits.measure(self._ahead, until - since, self._client.most_queued(self._signature))
 
     @property
     def _deadline(self) -> float:
