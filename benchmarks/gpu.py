@@ -1,6 +1,7 @@
 """GPU measurement, `make bench-gpu`: both backends alone, the service, and two other servers.
 
-The load generator runs on the same cores as the service. Every ratio is between figures of one run.
+Everything starts side by side, because loading takes longer than measuring, and is measured in turn. The
+load generator runs on the same cores as the service. Every ratio is between figures of one run.
 """
 
 import json
@@ -9,18 +10,20 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
 
-from benchmarks import compare, gpu_report, limit, model, service, table
-from benchmarks.running import Running, running
-from benchmarks.servers import GPU_SERVERS, Pipeline, Server
-from smallplates.cli.load import payloads, report, server_side
+from benchmarks import compare, gpu_report, limit, model, service, table, text_model
+from benchmarks.running import running
+from benchmarks.servers import GPU_SERVERS, Pipeline
+from smallplates.cli.load import payloads, report, server_side, wrk
 from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
 from smallplates.cli.load.payloads import Protocol
@@ -28,9 +31,10 @@ from smallplates.cli.load.target import Target
 from smallplates.settings import ROOT
 from smallplates.system import cpus
 
-CONNECTIONS = 256
-PLAN = Plan(3, 3, 3, 6)
-SMALL, LARGE = "mobilenet_v2", "resnet152"
+FEWER, CONNECTIONS = 64, 256
+PLAN = Plan(2, 1, 3, 6)
+START_S = 300
+SMALL, LARGE, TEXTS = "mobilenet_v2", "resnet152", "DistilBERT's shape"
 PACKAGES = ("fastapi_onnx", "fastapi_pt")
 Row = dict[str, Any]
 """JSON object of a results file."""
@@ -46,36 +50,67 @@ def model_folder(architecture: str) -> Path:
 
 def alone(architecture: str, seconds: float) -> Iterator[Row]:
     """Measures each backend, precision and way to launch kernels, in a process of its own."""
-    for package in PACKAGES:
-        for precision in ("fp32", "fp16"):
-            for graphs in (False, True):
-                words = [str(model_folder(architecture)), package, precision, str(graphs), str(seconds)]
-                command = [sys.executable, "-m", "benchmarks.gpu_alone", *words]
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603
-                if done.returncode:
-                    tqdm.write(f"{package}, {precision}, graphs {graphs}: {done.stderr[-2000:]}")
-                    continue
-                for row in json.loads(done.stdout.splitlines()[-1]):
-                    yield {"model": architecture, **row}
+    folder = model_folder(architecture)
+    with NamedTemporaryFile() as turn:
+        started = {}
+        for kind in product(PACKAGES, ("fp32", "fp16"), ("False", "True")):
+            words = [str(folder), *kind, str(seconds), turn.name]
+            started[kind] = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "benchmarks.gpu_alone", *words],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        for kind, process in started.items():
+            output, errors = process.communicate()
+            if process.returncode:
+                tqdm.write(f"{', '.join(kind)}: {errors[-2000:]}")
+                continue
+            for row in json.loads(output.splitlines()[-1]):
+                yield {"model": architecture, **row}
 
 
-def served(package: str, architecture: str, photo: bytes, motor: str, full: bool) -> Row:
-    """Measures the service at CONNECTIONS connections; `full` adds base64 and random arrivals."""
-    with service.running(package, device="cuda", model_dir=model_folder(architecture)) as running_:
+def served(photo: bytes, motor: str) -> Iterator[Row]:
+    """Measures the service with each backend and network at CONNECTIONS connections.
 
-        def target(protocol: Protocol, motor: str = motor) -> Target:
-            return Target(running_.url, [photo], protocol, motor=motor)
+    The small network gets base64 and random arrivals, too, the text classifier gets texts.
+    """
+    kinds = [*product(PACKAGES, (SMALL, LARGE)), (PACKAGES[0], TEXTS)]
+    with ExitStack() as services:
+        started = {}
+        for package, name in kinds:
+            folder = text_model.ensure() if name == TEXTS else model_folder(name)
+            started[package, name] = services.enter_context(
+                service.start(package, device="cuda", model_dir=folder)
+            )
+        for (package, name), (url, program) in started.items():
+            try:
+                service.wait(url, program, START_S)
+            except RuntimeError as error:
+                tqdm.write(f"{package}, {name}: {error}")
+                continue
+            yield {"backend": package, "model": name, **measure(url, name, photo, motor)}
 
-        raw = target(Protocol.RAW).closed(CONNECTIONS, PLAN)
-        figures = {"backend": package, "model": architecture, "described": described(running_.url)}
-        figures["raw"] = asdict(raw)
-        if full:
-            figures["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
-            python = target(Protocol.RAW, "python")  # wrk does not support --rate
-            figures["one"] = asdict(python.closed(1, PLAN))
-            for name, share in (("half", 0.5), ("most", 0.8)):
-                rate = round(share * raw.per_second)
-                figures[name] = asdict(python.open(rate, Arrivals.POISSON, PLAN))
+
+def measure(url: str, name: str, photo: bytes, motor: str) -> Row:
+    """Measures one service, see `served`."""
+
+    def target(protocol: Protocol, motor: str = motor) -> Target:
+        items = [photo] if name != TEXTS else [text.encode() for text in text_model.texts(64)]
+        return Target(url, items, protocol, motor=motor)
+
+    figures = {"described": described(url)}
+    raw = target(Protocol.TEXT if name == TEXTS else Protocol.RAW)
+    for connections in (FEWER, CONNECTIONS):
+        figures["raw" if connections == CONNECTIONS else "fewer"] = asdict(raw.closed(connections, PLAN))
+    if name == SMALL:
+        figures["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
+        python = target(Protocol.RAW, "python")  # wrk does not support --rate
+        figures["one"] = asdict(python.closed(1, PLAN))
+        for share, part in (("half", 0.5), ("most", 0.8)):
+            rate = round(part * figures["raw"]["per_second"])
+            figures[share] = asdict(python.open(rate, Arrivals.POISSON, PLAN))
     return figures
 
 
@@ -96,15 +131,18 @@ def against(photo: bytes, rounds: int, seconds: float) -> table.Results:
     """Measures the other servers in their best configuration, and this service, in turn."""
     folder = ROOT / "runs" / "peers"
     results: table.Results = {}
-    base64 = b64encode(photo).decode()
-
-    def start(server: Server, body: bytes) -> AbstractContextManager[Running]:
-        return running(server, model_folder(SMALL), folder, Pipeline.SHARED, body)
-
-    for _ in range(rounds):
+    base64, load = b64encode(photo).decode(), compare.Load(CONNECTIONS)
+    with ExitStack() as servers:
+        started = {}
         for server in GPU_SERVERS:
-            loads = compare.measure_server(server, [base64], [compare.Load(CONNECTIONS)], seconds, start)
-            table.keep(results, server.name, loads)
+            bodies = load.bodies(server, [base64])
+            entered = running(server, model_folder(SMALL), folder, Pipeline.SHARED, bodies[0])
+            started[server.name] = servers.enter_context(entered), bodies
+        for _ in range(rounds):
+            for name, (served_, bodies) in started.items():
+                wrk.run(served_.url, bodies, CONNECTIONS, compare.WARM_UP_S)
+                row = compare.measure_load(served_, bodies, load, seconds)
+                table.keep(results, name, {str(load): [row]})
     return results
 
 
@@ -138,8 +176,7 @@ def main(
         typer.echo("wrk is not installed: Python sends the load, and may be its limit", err=True)
     figures: Row = {"gpu": facts, "decoding": decoding(data, seconds)}
     figures["alone"] = [row for name in (SMALL, LARGE) for row in alone(name, seconds)]
-    figures["served"] = [served(package, SMALL, data, motor, full=True) for package in PACKAGES]
-    figures["served"] += [served(package, LARGE, data, motor, full=False) for package in PACKAGES]
+    figures["served"] = [*served(data, motor)]
     if motor == "wrk" and rounds:
         figures["peers"] = against(data, rounds, 5)
     typer.echo(gpu_report.report(figures))

@@ -1,9 +1,12 @@
 """Throughput of one backend alone on the GPU by batch size, from uint8 pixels to logits.
 
 `gpu.py` runs it as `python -m benchmarks.gpu_alone ARGUMENTS`: each backend brings its own cuDNN, and a
-process can load only one. Prints the figures as JSON.
+process can load only one. Several load side by side; who has locked the file TURN measures. Prints the
+figures as JSON.
 """
 
+import contextlib
+import fcntl
 import importlib
 import json
 import sys
@@ -37,7 +40,7 @@ def rate(backend: Backend, size: int, shape: tuple[int, int], seconds: float) ->
 
 
 def measure(
-    model_dir: str, package: str, precision: str, graphs: bool, seconds: float
+    model_dir: str, package: str, precision: str, graphs: bool, seconds: float, turn: Path
 ) -> list[dict[str, Any]]:
     """Returns a row for each batch size that fits into the GPU's memory."""
     settings = Settings.model_validate(
@@ -53,18 +56,25 @@ def measure(
     module, _, name = importlib.import_module(package).BACKEND.partition(":")
     backend: Backend = getattr(importlib.import_module(module), name)()
     info = backend.load(model, settings)
-    rows = []
-    for size in reversed(batch_sizes.sizes(settings, "cuda")):
-        try:
-            per_second = rate(backend, size, model.description.pipeline.output_size, seconds)
-        except OutOfDeviceMemoryError:
-            continue
-        row = {"backend": package, "precision": info.precision, "graphs": graphs, "batch": size}
-        rows.append({**row, "per_second": round(per_second, 1)})
+    rows, shape = [], model.description.pipeline.output_size
+    sizes = [*reversed(batch_sizes.sizes(settings, "cuda"))]
+    for size in sizes:
+        with contextlib.suppress(OutOfDeviceMemoryError):
+            compute_logits(backend, np.zeros((size, *shape, 3), np.uint8))
+    with turn.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for size in sizes:
+            try:
+                per_second = rate(backend, size, shape, seconds)
+            except OutOfDeviceMemoryError:
+                continue
+            row = {"backend": package, "precision": info.precision, "graphs": graphs, "batch": size}
+            rows.append({**row, "per_second": round(per_second, 1)})
     backend.close()
     return rows
 
 
 if __name__ == "__main__":
-    model_dir, package, precision, graphs, seconds = sys.argv[1:6]
-    print(json.dumps(measure(model_dir, package, precision, graphs == "True", float(seconds))))  # noqa: T201
+    model_dir, package, precision, graphs, seconds, turn = sys.argv[1:7]
+    measured = measure(model_dir, package, precision, graphs == "True", float(seconds), Path(turn))
+    print(json.dumps(measured))  # noqa: T201

@@ -29,14 +29,18 @@ def served(figures: Content) -> str:
     rows = []
     for row in figures["served"]:
         rate = row["raw"]["per_second"]
-        row = {**row, "share": rate / decoding, "base64": None, "p99": None, "median": None}
+        row = {**row, "share": None, "base64": None, "p99": None, "median": None}
         if "json" in row:
+            row["share"] = rate / decoding
             row["base64"] = row["json"]["per_second"] / rate
             row["p99"], row["median"] = row["half"]["p99"], row["most"]["p50"] / row["one"]["p50"]
         rows.append(row)
     columns: dict[str, Cell] = {
-        "served, 256 connections": "{model}, {backend}",
-        "raw JPEG, 1/s": "{raw[per_second]:.0f}",
+        "served": "{model}, {backend}",
+        "256 connections, 1/s": "{raw[per_second]:.0f}",
+        "p99, ms": "{raw[p99]:.1f}",
+        "64 connections, 1/s": "{fewer[per_second]:.0f}",
+        "p99 of 64, ms": "{fewer[p99]:.1f}",
         f"of decoding alone ({decoding:.0f}/s)": "{share:.2f}",
         "base64, of raw": "{base64:.2f}",
         "p99 at half, ms": "{p99:.1f}",

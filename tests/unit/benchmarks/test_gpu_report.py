@@ -38,6 +38,7 @@ FIGURES: dict[str, Any] = {
             "backend": "fastapi_pt",
             "described": {"precision": "fp16", "max_batch_size": 64},
             "raw": loaded(1620.0, 20.0, 40.0),
+            "fewer": loaded(1500.0, 10.0, 20.0),
             "json": loaded(1296.0, 25.0, 50.0),
             "one": loaded(100.0, 4.0, 5.0),
             "half": loaded(810.0, 5.0, 12.5),
@@ -48,6 +49,7 @@ FIGURES: dict[str, Any] = {
             "backend": "fastapi_pt",
             "described": {"precision": "fp16", "max_batch_size": 64},
             "raw": loaded(500.0, 20.0, 40.0),
+            "fewer": loaded(400.0, 10.0, 20.0),
         },
     ],
     "peers": {
@@ -63,8 +65,8 @@ def test_the_report_has_the_best_batches_and_the_ratios(tmp_path: Path) -> None:
     text = gpu_report.report(FIGURES)
     assert "| m, fastapi_pt | fp32 | kernels | 1000 | 32 |" in text
     assert "| m, fastapi_pt | fp16 | graphs | 2000 | 32 |" in text
-    assert "| m, fastapi_pt | 1620 | 0.81 | 0.80 | 12.5 | 1.25 |" in text
-    assert "| large, fastapi_pt | 500 | 0.25 |  |  |  |" in text
+    assert "| m, fastapi_pt | 1620 | 40.0 | 1500 | 20.0 | 0.81 | 0.80 | 12.5 | 1.25 |" in text
+    assert "| large, fastapi_pt | 500 | 40.0 | 400 | 20.0 |  |  |  |  |" in text
     assert "at the batch that was chosen: m, fastapi_pt: 0.90." in text
     assert "| mosec | 256 connections | 60.0 | 1.0 | 2 |  |  | 1.50 | 0 |" in text
     machine = {"cpu": "a CPU", "cores": "16", "python": "3.11.1", "commit": "abc"}
