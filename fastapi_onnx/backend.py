@@ -90,7 +90,7 @@ def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwor
         if kind_of(model.description.task).plain_graph:
             return Network.on_gpu(model, settings, device, CUDA), f"cuda:{device.index}", CUDA
         network = CudaNetwork(model, device, settings.precision)
-        return network, f"cuda:{device.index}", device.provider
+        return network, f"cuda:{device.index}", CUDA
     except ConfigurationError:
         raise
     except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause

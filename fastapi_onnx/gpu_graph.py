@@ -8,7 +8,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from onnxruntime.transformers.float16 import convert_float_to_float16
+from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from fastapi_onnx.normalisation import (
     NORMALISED,
@@ -21,6 +21,8 @@ from smallplates.models.description import ImagePipeline
 
 OPSET = helper.make_opsetid("", 18)
 IR_VERSION = 10
+MEANS = ("ReduceMean", "GlobalAveragePool")
+"""In float16 their sums overflow: a ResNet-152 with random weights answered infinity on an H200."""
 
 
 def normalisation(pipeline: ImagePipeline, size: int) -> onnx.ModelProto:
@@ -72,10 +74,12 @@ def simplify(
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the model in float16; its input and output stay float32."""
+    """Returns the model in float16; its input, its output and the means of channels stay float32."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    converted: onnx.ModelProto = convert_float_to_float16(copy, keep_io_types=True)
+    converted: onnx.ModelProto = convert_float_to_float16(
+        copy, keep_io_types=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *MEANS]
+    )
     return converted
 
 

@@ -115,9 +115,6 @@ class Settings(BaseSettings):
     """`true`: record each batch size as a CUDA graph and launch it as a whole. `false`: launch each
     kernel separately."""
 
-    tensorrt_cache: Path | None = None
-    """Folder for TensorRT's engines. If set, fastapi_onnx uses TensorRT on a GPU."""
-
     instances: AtMost1024 | Literal["auto"] = "auto"
     """Workers per device. `auto`: on a CPU, for the default model the number of usable cores divided by
     `SERVING_INTRA_OP_THREADS`, and 1 for each other model; on a GPU, 1. If one instance uses all cores,

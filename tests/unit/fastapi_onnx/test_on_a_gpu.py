@@ -29,16 +29,13 @@ from tests.unit.worker.test_gpu_parts import Driver
 class Processor:
     """A `cuda.Device` that is none; records what is opened."""
 
-    provider, index = cuda.CUDA, 0
+    index = 0
 
     def __init__(self, _: Settings | None = None) -> None:
         self.opened: list[bool] = []
 
-    def open(
-        self, graph: onnx.ModelProto, share: float, tensorrt: bool = False, fp16: bool = False
-    ) -> ort.InferenceSession:
+    def open(self, graph: onnx.ModelProto, share: float, fp16: bool = False) -> ort.InferenceSession:
         assert 0 < share < 1
-        assert not tensorrt
         self.opened.append(fp16)
         return ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
 
@@ -137,7 +134,7 @@ def test_a_size_that_does_not_fit_is_let_go(
 
 
 def claim_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.CUDA, cuda.TENSORRT])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.CUDA])
 
 
 def test_a_build_with_cuda_says_that_there_is_no_driver(
@@ -156,18 +153,35 @@ def test_a_build_with_cuda_says_that_there_is_no_driver(
     assert info.fallback == "no NVIDIA driver: libcuda.so.1: cannot open shared object file"
 
 
-@pytest.mark.parametrize("tensorrt", [False, True])
-def test_a_provider_that_does_not_load_is_named(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tensorrt: bool
-) -> None:
+def test_a_provider_that_does_not_load_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     claim_cuda(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: Driver())
-    cache = tmp_path / "engines" if tensorrt else None
-    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5, tensorrt_cache=cache))
-    assert device.provider == (cuda.TENSORRT if tensorrt else cuda.CUDA)
+    device = cuda.Device(Settings(device="cuda", gpu_memory_fraction=0.5))
     monkeypatch.undo()
     with pytest.raises(ConfigurationError, match=r"CUDA cannot be used: .*; .*\.so"):
-        device.open(gpu_graph.normalisation(model.description.pipeline, 1), 0.5, tensorrt)
+        device.open(gpu_graph.normalisation(model.description.pipeline, 1), 0.5)
+
+
+def test_fp16_means_half_precision_except_for_means_whose_sums_overflow() -> None:
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["large"]),
+        onnx.helper.make_node("ReduceMean", ["large"], ["mean"], axes=[2, 3]),
+    ]
+    x, mean = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 1, 8, 8]), ("mean", [1, 1, 1, 1]))
+    )
+    graph = onnx.helper.make_graph(nodes, "means", [x], [mean])
+    opset = onnx.helper.make_opsetid("", 13)
+    half = gpu_graph.half(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10))
+    types = {node.output[0]: node for node in half.graph.node}
+    (relu,) = (node for node in half.graph.node if node.op_type == "Relu")
+    (reduced,) = (node for node in half.graph.node if node.op_type == "ReduceMean")
+    assert types[relu.input[0]].attribute[0].i == onnx.TensorProto.FLOAT16
+    assert types[reduced.input[0]].attribute[0].i == onnx.TensorProto.FLOAT
+    session = ort.InferenceSession(half.SerializeToString(), providers=["CPUExecutionProvider"])
+    large = np.full((1, 1, 8, 8), 30_000, np.float32)
+    assert session.run(None, {"x": large})[0].item() == 30_000
 
 
 def test_the_memory_is_shared_out_among_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
