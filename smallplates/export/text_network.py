@@ -1,7 +1,6 @@
 """ONNX file of a network for texts that transformers reads, with its pooling; for `cli/export.py`."""
 
 import shutil
-import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,10 +11,11 @@ from fastapi_pt.huggingface import ByName, token_network
 from fastapi_pt.tokens import examples
 from smallplates.errors import ConfigurationError
 from smallplates.export.int8_onnx import in_one_line
+from smallplates.export.torch_export import program_of
 from smallplates.models.comparison import relative
 from smallplates.models.folder import Model
 
-AXES = ("batch_size", "sequence_length")
+AXES = ("batch_size", "sequence_length")  # of any number of texts and tokens
 TOLERANCE = 1e-3
 """Largest accepted difference of a number from PyTorch's, as a share of the largest number."""
 
@@ -28,40 +28,19 @@ def write(model: Model, path: Path) -> None:
     network = token_network(model)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-        made = Path(folder, path.name)
+        graph = Path(folder, path.name)
         try:
-            export(network, model, made)
-            gap = difference(network, model, made)
+            inputs = dict(zip(network.inputs, examples(model, network)[-1], strict=True))
+            program_of(network, inputs, AXES, network.outputs, is_variadic=True).save(graph)
+            gap = difference(network, model, graph)
         except Exception as error:  # of PyTorch's exporter and ONNX Runtime
             raise ConfigurationError(
                 f"PyTorch cannot export the network: {in_one_line(error)}"
             ) from error
         if gap > TOLERANCE:
             raise ConfigurationError(f"the exported graph differs from PyTorch by {gap:.2g} (relative)")
-        for file in made.parent.iterdir():
+        for file in graph.parent.iterdir():
             shutil.move(file, path.with_name(file.name))
-
-
-def export(network: ByName, model: Model, path: Path) -> None:
-    """Writes an ONNX file for any number of texts and tokens. Raises the library's errors."""
-    inputs = examples(model, network)[-1]
-    sizes = {number: torch.export.Dim(name) for number, name in enumerate(AXES)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that inputs share their axes
-        program = torch.onnx.export(
-            network,
-            inputs,
-            dynamo=True,
-            input_names=list(network.inputs),
-            output_names=list(network.outputs),
-            dynamic_shapes=((sizes,) * len(inputs),),
-            opset_version=18,
-            verbose=False,
-        )
-    assert program is not None  # noqa: S101 dynamo=True returns one
-    for node in program.model_proto.graph.node:
-        del node.metadata_props[:]
-    program.save(path)
 
 
 def difference(network: ByName, model: Model, path: Path) -> float:

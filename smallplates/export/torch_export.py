@@ -9,6 +9,7 @@ import torch
 import typer
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.onnx import ONNXProgram
 
 from fastapi_pt.network import Network, build, fill
 from smallplates.errors import ConfigurationError
@@ -18,32 +19,32 @@ from smallplates.models.description import ImagePipeline, ModelDescription
 
 
 def network(
-    description: ModelDescription, weights: Path, is_trusted: bool, temperature: float
+    description: ModelDescription, weights: Path, trust_pickle: bool, temperature: float
 ) -> Network:
     """Returns the described network with the weights of a file, its logits divided by `temperature`.
 
-    `is_trusted` unpickles a whole module. Raises ConfigurationError.
+    `trust_pickle` unpickles a whole module. Raises ConfigurationError.
     """
     architecture, classes = description.architecture, len(description.labels)
-    made = build(architecture, classes, description.body_size)
-    state = read_weights(weights, is_trusted)
+    result = build(architecture, classes, description.body_size)
+    state = read_weights(weights, trust_pickle)
     try:
-        fill(made.body, state)
+        fill(result.body, state)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{weights} does not fit {architecture} with {classes} labels: {error}"
         ) from error
-    scale_logits(made.body, 1 / temperature)
-    made.eval()
-    return made
+    scale_logits(result.body, 1 / temperature)
+    result.eval()
+    return result
 
 
-def write(made: Network, image: ImagePipeline, folder: Path) -> None:
+def write(network: Network, image: ImagePipeline, folder: Path) -> None:
     """Writes model.safetensors and model.onnx, with the same weights. Raises ConfigurationError."""
     folder.mkdir(parents=True, exist_ok=True)
     # what ONNX Runtime serves must be what PyTorch serves: both get the rounded weights
-    fill(made.body, save_weights(made.body.state_dict(), folder / "model.safetensors"))
-    write_onnx(made, image, folder / "model.onnx")
+    fill(network.body, save_weights(network.body.state_dict(), folder / "model.safetensors"))
+    write_onnx(network, image, folder / "model.onnx")
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -76,25 +77,42 @@ def write_onnx(network: nn.Module, image: ImagePipeline, path: Path) -> None:
 def graph_of(
     network: nn.Module, examples: dict[str, Tensor], axes: Sequence[str], output: str, opset: int = 18
 ) -> onnx.ModelProto:
-    """Returns the ONNX graph; `axes` are the names of the first, dynamic axes of all inputs."""
-    dynamic = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
+    """Returns the ONNX graph of a network with one output; see `program_of`."""
+    graph: onnx.ModelProto = program_of(network, examples, axes, [output], opset).model_proto
+    return graph
+
+
+def program_of(
+    network: nn.Module,
+    examples: dict[str, Tensor],
+    axes: Sequence[str],
+    outputs: Sequence[str],
+    opset: int = 18,
+    is_variadic: bool = False,
+) -> ONNXProgram:
+    """Exports a network; `axes` are the names of the first, dynamic axes of all inputs.
+
+    `is_variadic` means that `forward` takes any number of tensors, `*tensors`. Raises the exporter's
+    errors.
+    """
+    sizes = {number: torch.export.Dim(name) for number, name in enumerate(axes)}
+    shapes = (sizes,) * len(examples)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*axis name")  # that two inputs share an axis
+        warnings.simplefilter("ignore")  # that two inputs share an axis, and of the exporter's age
         program = torch.onnx.export(
             network,
             tuple(examples.values()),
             dynamo=True,
             input_names=list(examples),
-            output_names=[output],
-            dynamic_shapes=(dynamic,) * len(examples),
+            output_names=list(outputs),
+            dynamic_shapes=(shapes,) if is_variadic else shapes,
             opset_version=opset,
             verbose=False,
         )
     assert program is not None  # noqa: S101 dynamo=True returns one
-    graph: onnx.ModelProto = program.model_proto
-    for node in graph.graph.node:
-        del node.metadata_props[:]  # the exporter's stack traces, with this machine's paths
-    return graph
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # the exporter's stack traces, with this machine's paths
+    return program
 
 
 def scale_logits(body: nn.Module, factor: float) -> None:
