@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from smallplates.cli import hub
 from smallplates.errors import ConfigurationError, in_words
 from smallplates.export import given_graph, int8, int8_text
-from smallplates.export.folder import described, read_labels, write_description
+from smallplates.export.folder import description_of, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
 from smallplates.models.description import (
     INT8_KINDS,
@@ -178,7 +178,7 @@ def from_torchvision(
     options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
-    description = described(
+    description = description_of(
         image, name=name, version=version, labels=names, architecture=architecture, body_size=body_size
     )
     from smallplates.export import torch_export  # PyTorch, which the other command does without
@@ -213,9 +213,9 @@ def from_onnx(
     options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
     image = pipeline(resize, center_crop, enlarge, mean, std)
-    description = described(image, name=name, version=version, labels=names)
-    graph, notes = given_graph.as_served(given_graph.read(file), image.output_size, output)
-    notes += given_graph.tried(graph, image, len(names))
+    description = description_of(image, name=name, version=version, labels=names)
+    graph, notes = given_graph.convert(given_graph.read(file), image.output_size, output)
+    notes += given_graph.try_out(graph, image, len(names))
     folder = out / version
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / "model.onnx")  # one file, even if the weights were beside it

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from fastapi_onnx.normalisation import PIXELS, TENSOR, model_inputs, with_two_inputs
 from fastapi_onnx.sessions import cpu_session
@@ -40,7 +40,7 @@ def read(path: Path) -> ModelProto:
         raise ConfigurationError(f"{path} is not an ONNX file that can be used: {error}") from error
 
 
-def as_served(model: ModelProto, size: Size, output: str | None) -> tuple[ModelProto, list[str]]:
+def convert(model: ModelProto, size: Size, output: str | None) -> tuple[ModelProto, list[str]]:
     """Returns the model in the served form, and notes on what was changed.
 
     `size` is the images' (height, width), `output` the name of the logits, by default the first output.
@@ -78,7 +78,7 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
         raise ConfigurationError(
             f"the input {value.name!r} has the shape {lengths}: [N, 3, H, W] is needed, for RGB images"
         )
-    if any(length not in (0, wanted) for length, wanted in zip(sides, size, strict=True)):
+    if any(length not in (0, side) for length, side in zip(sides, size, strict=True)):
         raise ConfigurationError(
             f"the graph takes images of {'x'.join(map(str, sides))} pixels, but the options make "
             f"them {size[0]}x{size[1]}: see --resize, --center-crop, --enlarge"
@@ -97,21 +97,22 @@ def open_input(graph: GraphProto, size: Size) -> list[str]:
     graph.input.append(
         helper.make_tensor_value_info(INPUT if nodes else name, TensorProto.FLOAT, ["N", 3, *size])
     )
-    put_in_front(graph, nodes)
+    for node in reversed(nodes):  # before all others: a graph's nodes are in the order of computation
+        graph.node.insert(0, node)
     return notes
 
 
-def open_output(graph: GraphProto, wanted: str | None) -> list[str]:
+def open_output(graph: GraphProto, choice: str | None) -> list[str]:
     """Makes the graph's only output float [N, classes] without a softmax; returns notes on the changes.
 
     Raises ConfigurationError.
     """
     outputs = {value.name: value for value in graph.output}
-    if wanted is not None and wanted not in outputs:
+    if choice is not None and choice not in outputs:
         raise ConfigurationError(
-            f"the graph has no output {wanted!r}; its outputs are {', '.join(outputs)}"
+            f"the graph has no output {choice!r}; its outputs are {', '.join(outputs)}"
         )
-    name = wanted or next(iter(outputs), "")
+    name = choice or next(iter(outputs), "")
     notes = []
     if len(outputs) > 1:
         notes.append(f"of its outputs {', '.join(outputs)} {name} is served; --output names another")
@@ -144,14 +145,7 @@ def dimensions(value: ValueInfoProto) -> list[int]:
     return [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
 
 
-def put_in_front(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    """Inserts nodes before all others: a graph's nodes are in the order of computation."""
-    rest = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*nodes, *rest])
-
-
-def tried(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
+def try_out(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
     """Computes images as the service does; returns notes for the user.
 
     Raises ConfigurationError if the answers are not logits of this many classes.

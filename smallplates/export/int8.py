@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -81,8 +82,8 @@ def read_photos(model: Model, options: Options) -> tuple[Photos, Photos]:
         images = photos.read(options.calibrate, model, most)
         return images, photos.read(options.validate, model, options.most_photos)
     images = photos.read(options.calibrate, model, most + options.most_photos)
-    used = min(most, (len(images) + 1) // 2)
-    return images.part(0, used), images.part(used if len(images) > 1 else 0)
+    count = min(most, (len(images) + 1) // 2)
+    return images.part(0, count), images.part(count if len(images) > 1 else 0)
 
 
 @contextmanager
@@ -117,19 +118,16 @@ def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: O
     judge = Judge(trial, OnnxBackend, compared)
     if options.file is not None:
         image = trial.description.pipeline
-        graph, notes = given_graph.as_served(given_graph.read(options.file), image.output_size, None)
-        notes += given_graph.tried(graph, image, len(trial.labels))
+        graph, notes = given_graph.convert(given_graph.read(options.file), image.output_size, None)
+        notes += given_graph.try_out(graph, image, len(trial.labels))
         for note in notes:
             typer.echo(f"{options.file}: {note}")
         onnx.save(graph, out)
         return judge.verdict(ONNX, "", [])
     end = time.monotonic() + 60 * options.minutes
-
-    def judged(method: str, fp32_nodes: list[str]) -> Verdict:
-        return judge.verdict(ONNX, method, fp32_nodes)
-
-    with int8_onnx.Quantiser(trial, calibration.pixels, out) as quantiser:
-        return int8_onnx.search(quantiser, judged, judge.difference, end)
+    with TemporaryDirectory() as folder:
+        quantiser = int8_onnx.Quantiser(trial, calibration.pixels, out, Path(folder))
+        return int8_onnx.search(quantiser, partial(judge.verdict, ONNX), judge.difference, end)
 
 
 def pt_verdict(trial: Model, calibration: Photos, compared: Photos) -> Verdict:
@@ -142,8 +140,8 @@ def pt_verdict(trial: Model, calibration: Photos, compared: Photos) -> Verdict:
 
     judge = Judge(trial, TorchBackend, compared)
     for count in PT_FP32_LAYERS:
-        kept = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]), count)
-        verdict = int8_onnx.told(judge.verdict(PT, int8_pt.METHOD, kept))
+        layers = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]), count)
+        verdict = int8_onnx.show(judge.verdict(PT, int8_pt.METHOD, layers))
         if verdict.fit:
             break
     return verdict

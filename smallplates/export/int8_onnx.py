@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -62,34 +61,27 @@ class Reader(CalibrationDataReader):
 
 
 class Quantiser:
-    """Context manager that writes int8 graphs of one model, with the ranges of each calibration kept."""
+    """Writes int8 graphs of one model, and keeps the ranges of each calibration for the next graph."""
 
-    def __init__(self, model: Model, pixels: NDArray[np.uint8], out: Path) -> None:
-        """`pixels` [N, height, width, 3] are the photos for calibration; graphs are written to `out`."""
-        self._model = model
+    def __init__(self, model: Model, pixels: NDArray[np.uint8], out: Path, folder: Path) -> None:
+        """Simplifies the model's graph. Raises ConfigurationError.
+
+        `pixels` [N, height, width, 3] are the photos for calibration. Graphs are written to `out`,
+        temporary files to `folder`.
+        """
         self._out = out
+        self._folder = folder
         self._tensors = gpu_graph.normalise(pixels, model.description.pipeline)
-        self._folder = TemporaryDirectory()
-        self._graph = Path(self._folder.name, "fp32.onnx")
-
-    def __enter__(self) -> "Quantiser":
-        """Simplifies the graph. Raises ConfigurationError."""
         try:
-            graph, _ = gpu_graph.simplify(
-                graph_file.read(self._model.file("model.onnx")), self._tensors[:1]
-            )
+            graph, _ = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), self._tensors[:1])
         except Exception as error:  # onnx and onnxruntime raise types of their own
             raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
         for index, node in enumerate(graph.graph.node):
             node.name = node.name or f"{node.op_type}_{index}"
+        self._graph = folder / "fp32.onnx"
         onnx.save(graph, self._graph)
         self._input = model_input(graph).name
         self.heavy_nodes = [node.name for node in graph.graph.node if node.op_type in HEAVY]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Removes the temporary files."""
-        self._folder.cleanup()
 
     def write(self, method: str, exclude: Sequence[str] = (), only: Sequence[str] = ()) -> None:
         """Writes a graph whose nodes are in int8, without `exclude`, or `only` these if there are some.
@@ -98,13 +90,13 @@ class Quantiser:
         """
         kind, options = METHODS[method]
         stride = min(STRIDE, len(self._tensors))
-        used = len(self._tensors) // stride * stride
+        count = len(self._tensors) // stride * stride
         try:
             with contextlib.redirect_stdout(io.StringIO()), silent_logging():
                 quantize_static(
                     self._graph,
                     self._out,
-                    Reader(self._input, self._tensors[:used]),
+                    Reader(self._input, self._tensors[:count]),
                     per_channel=True,
                     activation_type=QuantType.QUInt8,
                     weight_type=QuantType.QInt8,
@@ -112,7 +104,7 @@ class Quantiser:
                     nodes_to_exclude=list(exclude),
                     calibrate_method=kind,
                     extra_options={**options, "CalibStridedMinMax": stride},
-                    calibration_cache_path=Path(self._folder.name, f"{method}.json"),
+                    calibration_cache_path=self._folder / f"{method}.json",
                 )
         except Exception as error:  # the library raises every type
             raise ConfigurationError(
@@ -136,14 +128,14 @@ def search(
         if best and time.monotonic() > end:
             break
         quantiser.write(method)
-        best = better(best, told(judge(method, [])))
+        best = better(best, show(judge(method, [])))
     assert best is not None  # noqa: S101 the first method is always tried
     if not best.fit:
-        ranked = most_sensitive(quantiser, best.method, difference, end)
+        layers = most_sensitive(quantiser, best.method, difference, end)
         count = 1
-        while count < len(ranked) and time.monotonic() < end:
-            quantiser.write(best.method, exclude=ranked[:count])
-            verdict = told(judge(best.method, ranked[:count]))
+        while count < len(layers) and time.monotonic() < end:
+            quantiser.write(best.method, exclude=layers[:count])
+            verdict = show(judge(best.method, layers[:count]))
             if verdict.fit:
                 return verdict
             count *= 2
@@ -151,10 +143,10 @@ def search(
     return best
 
 
-def told(verdict: Verdict) -> Verdict:
+def show(verdict: Verdict) -> Verdict:
     """Prints a verdict in one line, and returns it."""
-    kept = f", {len(verdict.fp32_nodes)} layers in fp32" if verdict.fp32_nodes else ""
-    typer.echo(f"{verdict.method}{kept}: {verdict.reason}; mean difference {verdict.mean_difference}")
+    layers = f", {len(verdict.fp32_nodes)} layers in fp32" if verdict.fp32_nodes else ""
+    typer.echo(f"{verdict.method}{layers}: {verdict.reason}; mean difference {verdict.mean_difference}")
     return verdict
 
 

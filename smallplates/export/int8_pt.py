@@ -43,49 +43,49 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path, first: int) -> lis
             images = [normalise(torch.from_numpy(image[np.newaxis])) for image in pixels]
             example = images[0]
             heavy = [n for n, layer in network.body.named_modules() if isinstance(layer, HEAVY)]
-            kept = heavy[:-1][:first]
-            body = prepared(network.body, network.reduce(example), kept)
+            fp32_layers = heavy[:-1][:first]
+            body = with_observers(network.body, network.reduce(example), fp32_layers)
             for image in images:
                 body(network.reduce(image))
             network.body = convert_fx(body)
-            traced = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
-            save(torch.jit.freeze(traced), out)
+            script = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
+            save(torch.jit.freeze(script), out)
     except Exception as error:  # FX and the quantiser raise every type
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigurationError(f"torch.ao cannot quantise the network: {reason}") from error
-    return kept
+    return fp32_layers
 
 
-def prepared(body: nn.Module, example: Tensor, kept: list[str]) -> GraphModule:
-    """Returns the network with observers of its activations, to be run on photos; `kept` stay in fp32.
+def with_observers(body: nn.Module, example: Tensor, fp32_layers: list[str]) -> GraphModule:
+    """Returns the network with observers of its activations, to be run on photos.
 
     ReLU6 becomes a part of the convolution before it, as ReLU does: numbers from 0 to 6 are what the
     convolution's uint8 output can hold. Else it would hold what is clipped next, less precisely.
     """
-    swapped = copy.deepcopy(body)
+    with_relu = copy.deepcopy(body)
     for name in [name for name, layer in body.named_modules() if isinstance(layer, nn.ReLU6)]:
         activation = nn.ReLU().eval()
         setattr(activation, "clips", True)  # noqa: B010 a mark, which the library keeps
-        swapped.set_submodule(name, activation)
+        with_relu.set_submodule(name, activation)
     mapping = get_default_qconfig_mapping(ENGINE)
-    for name in kept:
+    for name in fp32_layers:
         mapping.set_module_name(name, None)
     options = mapping, (example,)
-    made = prepare_fx(swapped, *options)
-    fused = [layer for layer in made.modules() if isinstance(layer, ConvReLU2d)]
-    clipping = [layer for layer in fused if hasattr(layer[1], "clips")]
-    if len(clipping) < sum(hasattr(layer, "clips") for layer in swapped.modules()):
+    result = prepare_fx(with_relu, *options)
+    pairs = [layer for layer in result.modules() if isinstance(layer, ConvReLU2d)]
+    clips = [layer for layer in pairs if hasattr(layer[1], "clips")]
+    if len(clips) < sum(hasattr(layer, "clips") for layer in with_relu.modules()):
         return prepare_fx(body, *options)  # one is behind something else
-    for layer in clipping:
+    for layer in clips:
         layer.register_forward_hook(lambda _layer, _inputs, output: output.clamp(max=6))
-    return made
+    return result
 
 
 def save(network: torch.jit.ScriptModule, out: Path) -> None:
     """Writes TorchScript without where its code came from, which names this machine's folders."""
     buffer = io.BytesIO()
     torch.jit.save(network, buffer)
-    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(out, "w") as kept:
+    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(out, "w") as rest:
         for entry in whole.infolist():
             if not entry.filename.endswith(".debug_pkl"):
-                kept.writestr(entry.filename, whole.read(entry))
+                rest.writestr(entry.filename, whole.read(entry))

@@ -21,6 +21,7 @@ from smallplates.errors import ConfigurationError, RequestError
 from smallplates.export.int8 import Options
 from smallplates.export.int8_onnx import in_one_line, silent_logging
 from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes, milliseconds
+from smallplates.export.photos import class_index
 from smallplates.export.stored_weights import restore_float32_weights, store_weights
 from smallplates.models.description import Int8Verdict, Kind
 from smallplates.models.folder import Model
@@ -61,8 +62,8 @@ def add(model: Model, options: Options) -> dict[Kind, Int8Verdict]:
     try:
         if options.file is None:
             quantise(source, partial)
-        made = options.file or partial
-        verdict = judged(model, made, sentences, METHOD if options.file is None else "")
+        method = METHOD if options.file is None else ""
+        verdict = verdict_on(options.file or partial, model, sentences, method)
         if options.file is not None:
             partial.write_bytes(options.file.read_bytes())
         partial.replace(source.with_name(INT8))
@@ -114,8 +115,8 @@ def read(path: Path, model: Model, most: int) -> Sentences:
         if text == "sentence" and not items:
             continue
         if label and class_index(label, model.labels) is None:
-            known = ", ".join(model.labels)
-            raise ConfigurationError(f"{path}, line {number}: the label {label!r} is none of {known}")
+            names = ", ".join(model.labels)
+            raise ConfigurationError(f"{path}, line {number}: the label {label!r} is none of {names}")
         try:
             (item,) = task.preprocess(fields).items
         except RequestError:
@@ -129,17 +130,10 @@ def read(path: Path, model: Model, most: int) -> Sentences:
     return Sentences(items, None if None in labels else np.array(labels, np.int64))
 
 
-def class_index(label: str, labels: list[str]) -> int | None:
-    """Returns the class that a label names; None if it names none."""
-    if label in labels:
-        return labels.index(label)
-    return int(label) if label.isdecimal() and int(label) < len(labels) else None
-
-
-def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8Verdict:
+def verdict_on(int8: Path, model: Model, sentences: Sentences, method: str) -> Int8Verdict:
     """Compares the int8 file with fp32 on the sentences, one at a time."""
     source, samples = model.file(FP32), precision_check.sample_tokens(model)
-    networks = network(model, source), network(model, made)
+    networks = network(model, source), network(model, int8)
     expected, actual = (
         np.concatenate(
             [rows(one.compared([a[None] for a in item])[0]) for item in tqdm(sentences.items, delay=2)]
@@ -147,7 +141,7 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         for one in networks
     )
     logits = logits_of(networks[0]), logits_of(networks[1])
-    sizes = {"fp32": megabytes(source), "int8": megabytes(made)}
+    sizes = {"fp32": megabytes(source), "int8": megabytes(int8)}
     if model.labels:
         activation = ACTIVATIONS[model.description.text_pipeline.activation]
         answers = activation(expected), activation(actual)
@@ -156,11 +150,11 @@ def judged(model: Model, made: Path, sentences: Sentences, method: str) -> Int8V
         return Verdict(**fields, megabytes=sizes, method=method, fp32_nodes=[])
     names = dict(zip(("fp32", "int8"), logits, strict=True))
     outputs = [np.concatenate([infer(one[None]) for one in samples]) for infer in logits]
-    compared = (likeness if model.description.embedding else closeness)(expected, actual)
+    fields = (likeness if model.description.embedding else closeness)(expected, actual)
     difference = round(precision_check.comparison_for(model)(*outputs).mean, 4)
     ms = milliseconds(names, samples)
-    further = {"sample_difference": difference, "method": method, "megabytes": sizes, "batch_ms": ms}
-    return Int8Verdict.model_validate({**compared, **further})
+    fields |= {"sample_difference": difference, "method": method, "megabytes": sizes, "batch_ms": ms}
+    return Int8Verdict.model_validate(fields)
 
 
 def rows(output: Array) -> Array:
@@ -200,6 +194,6 @@ def network(model: Model, path: Path) -> Network:
     return Network(model, open_session(model, path, Settings(device="cpu"), None))
 
 
-def logits_of(made: Network) -> Logits:
+def logits_of(one: Network) -> Logits:
     """Returns a function from numbers of tokens [N, tokens] to a network's output."""
-    return lambda tokens: made.compared(precision_check.token_inputs(made.signature, tokens))[0]
+    return lambda tokens: one.compared(precision_check.token_inputs(one.signature, tokens))[0]

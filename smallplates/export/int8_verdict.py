@@ -65,12 +65,12 @@ class Verdict(Int8Verdict):
 class Judge:
     """Compares an int8 file in a trial folder with fp32 on the same photos."""
 
-    def __init__(self, trial: Model, make: Callable[[], Backend], compared: Photos) -> None:
+    def __init__(self, trial: Model, make: Callable[[], Backend], photos: Photos) -> None:
         self._trial = trial
         self._make = make
-        self.compared = compared
+        self._photos = photos
         self._fp32 = self._load("fp32")
-        self._expected = self._probabilities(self._fp32, compared, "fp32")
+        self._expected = self._probabilities(self._fp32, photos, "fp32")
 
     def _load(self, precision: str) -> Logits:
         backend = self._make()
@@ -83,20 +83,20 @@ class Judge:
         return partial(compute_logits, backend)
 
     @staticmethod
-    def _probabilities(infer: Logits, chosen: Photos, name: str) -> NDArray[np.float64]:
+    def _probabilities(infer: Logits, photos: Photos, name: str) -> NDArray[np.float64]:
         """Computes probabilities [N, classes], one photo at a time; NaN becomes 0."""
-        shown = tqdm(chosen.pixels, desc=name, unit=" photos", leave=False, delay=2)
-        return np.nan_to_num(softmax(np.array([infer(image[np.newaxis])[0] for image in shown])))
+        images = tqdm(photos.pixels, desc=name, unit=" photos", leave=False, delay=2)
+        return np.nan_to_num(softmax(np.array([infer(image[np.newaxis])[0] for image in images])))
 
     def difference(self, most: int) -> float:
         """Returns the mean difference of a probability, on up to `most` photos."""
-        actual = self._probabilities(self._load("int8"), self.compared.part(0, most), "int8")
+        actual = self._probabilities(self._load("int8"), self._photos.part(0, most), "int8")
         return float(np.abs(actual - self._expected[:most]).mean())
 
     def verdict(self, files: tuple[Kind, Kind], method: str, fp32_nodes: list[str]) -> Verdict:
         """Judges the trial folder's int8 file; `files` are those of fp32 and int8."""
-        int8, expected, labels = self._load("int8"), self._expected, self.compared.labels
-        actual = self._probabilities(int8, self.compared, "int8")
+        int8, expected, labels = self._load("int8"), self._expected, self._photos.labels
+        actual = self._probabilities(int8, self._photos, "int8")
         sizes = [megabytes(self._trial.file(kind)) for kind in files]
         samples = precision_check.sample_images(self._trial.description.pipeline.output_size)
         return Verdict(

@@ -48,25 +48,24 @@ def read(path: Path, model: Model, most: int) -> Photos:
     A photo's class is the name of its folder: a label of the model, or an index. Files that are no
     photos are left out. Raises ConfigurationError if there is none, and OSError.
     """
-    listed = files(path)
-    order = np.random.default_rng(SEED).permutation(len(listed)).tolist()
+    every = files(path)
+    order = np.random.default_rng(SEED).permutation(len(every)).tolist()
     decoder = ImageDecoder(model.description.pipeline, MAX_PIXELS)
     pixels, labels, unread = [], [], 0
-    for name, data in tqdm([listed[i] for i in order], desc=f"reading {path.name}", delay=2):
+    for name, data in tqdm([every[i] for i in order], desc=f"reading {path.name}", delay=2):
         try:
             pixels.append(decoder.decode(data()))
         except Exception:  # no photo, or damaged or encrypted in the zip file
             unread += 1
             continue
-        labels.append(class_index(name, model.labels))
+        labels.append(class_index(name.parent.name, model.labels))
         if len(pixels) == most:
             break
     if not pixels:
         raise ConfigurationError(f"{path} has no readable photo")
     if unread:
         typer.echo(f"{path}: {unread} files cannot be read and are skipped")
-    known = None if None in labels else np.array(labels, np.int64)
-    return Photos(np.stack(pixels), known)
+    return Photos(np.stack(pixels), None if None in labels else np.array(labels, np.int64))
 
 
 def files(path: Path) -> list[File]:
@@ -85,9 +84,8 @@ def files(path: Path) -> list[File]:
     return [(PurePosixPath(name), partial(archive.read, name)) for name in names]
 
 
-def class_index(name: PurePosixPath, labels: list[str]) -> int | None:
-    """Returns the class that a photo's folder names; None if it names none."""
-    folder = name.parent.name
-    if folder in labels:
-        return labels.index(folder)
-    return int(folder) if folder.isdecimal() and int(folder) < len(labels) else None
+def class_index(word: str, labels: list[str]) -> int | None:
+    """Returns the class that a label, or an index of one, names; None if it names none."""
+    if word in labels:
+        return labels.index(word)
+    return int(word) if word.isdecimal() and int(word) < len(labels) else None

@@ -21,7 +21,7 @@ def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return without_prefix(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+        content = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
     except Exception as error:  # every library has exception types of its own
         reason = str(error).partition("\n")[0].partition(". ")[0]
         if "GLOBAL" in str(error) or "TorchScript" in str(error):
@@ -32,12 +32,12 @@ def read_weights(path: Path, trust_pickle: bool) -> dict[str, Tensor]:
         elif zipfile.is_zipfile(path):
             reason = "of a zip file such as TorchServe's .mar, give the weights that are in it"
         raise ConfigurationError(f"{path} is not a state dict that can be read: {reason}") from error
-    if isinstance(loaded, nn.Module):
-        loaded = loaded.state_dict()
+    if isinstance(content, nn.Module):
+        content = content.state_dict()
     for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    tensors = loaded if isinstance(loaded, Mapping) else {}
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    tensors = content if isinstance(content, Mapping) else {}
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ConfigurationError(f"{path} contains no state dict: save model.state_dict()")
     return without_prefix(dict(tensors))

@@ -82,9 +82,9 @@ def nodes_of(model: onnx.ModelProto, tensor: TensorProto) -> list[NodeProto]:
     casts = consumers(model, tensor.name)
     if len(casts) != 1 or casts[0].op_type != "Cast":
         return []
-    following = consumers(model, casts[0].output[0])
-    transposes = len(following) == 1 and following[0].op_type == "Transpose"
-    return [*casts, *following] if transposes and len(tensor.dims) == MATRIX else casts
+    rest = consumers(model, casts[0].output[0])
+    transposes = len(rest) == 1 and rest[0].op_type == "Transpose"
+    return [*casts, *rest] if transposes and len(tensor.dims) == MATRIX else casts
 
 
 def consumers(model: onnx.ModelProto, name: str) -> list[NodeProto]:

@@ -89,7 +89,7 @@ class Parts:
     def write(self, out: Path) -> None:
         """Writes or replaces the two models."""
         configs, description = self.configs, self.configs.description
-        photo = emptied(out / configs.photo_name)
+        photo = empty_folder(out / configs.photo_name)
         (photo / "config.pbtxt").write_text(configs.photo())
         version = photo / description.version
         version.mkdir(parents=True)
@@ -100,15 +100,15 @@ class Parts:
             shutil.copyfile(PACKAGE / f"{name}.py", copy)
         onnx.save(self.with_pixels, version / "model.onnx")
 
-        tensor = emptied(out / configs.tensor_name)
+        tensor = empty_folder(out / configs.tensor_name)
         (tensor / "config.pbtxt").write_text(configs.tensor())
         (tensor / LABELS_FILE).write_text("".join(f"{label}\n" for label in description.labels))
         (tensor / description.version).mkdir()
         onnx.save(self.named, tensor / description.version / "model.onnx")
 
 
-def emptied(folder: Path) -> Path:
-    """Makes the folder, empty, and returns it."""
+def empty_folder(folder: Path) -> Path:
+    """Makes the folder, or empties it, and returns it."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

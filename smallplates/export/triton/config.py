@@ -70,7 +70,7 @@ class Configs:
         return self._alias("tensor") or f"{self.description.name}_tensor"
 
     def _alias(self, form: str) -> str | None:
-        return next((name for name, known in self.description.aliases.items() if known == form), None)
+        return next((name for name, of in self.description.aliases.items() if of == form), None)
 
     def photo(self) -> str:
         """Returns the one for photos: BYTES [N, 1] to labels and probabilities [N, 1], on CPUs."""

@@ -28,8 +28,8 @@ def with_known_names(model: onnx.ModelProto, size: tuple[int, int], classes: int
     result = onnx.ModelProto()
     result.CopyFrom(model)
     index = list(model.graph.input).index(graph_input)
-    rename(result.graph, result.graph.input[index], INPUT, reading=True)
-    rename(result.graph, result.graph.output[0], OUTPUT, reading=False)
+    rename(result.graph, result.graph.input[index], INPUT, is_input=True)
+    rename(result.graph, result.graph.output[0], OUTPUT, is_input=False)
     return result
 
 
@@ -50,19 +50,18 @@ def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
         raise ConfigurationError(f"the batch's size is fixed in model.onnx, see {value.name!r}")
 
 
-def rename(graph: onnx.GraphProto, value: ValueInfoProto, name: str, reading: bool) -> None:
-    """Renames an input (`reading`) or output by an Identity node; the tensor inside keeps its name.
+def rename(graph: onnx.GraphProto, value: ValueInfoProto, name: str, is_input: bool) -> None:
+    """Renames an input or an output by an Identity node; the tensor inside keeps its name.
 
     Raises ConfigurationError if the name is taken.
     """
     inside = value.name
     if inside == name:
         return
-    taken = {tensor for node in graph.node for tensor in (*node.input, *node.output)}
-    if name in taken:
+    if any(name in (*node.input, *node.output) for node in graph.node):
         raise ConfigurationError(f"a tensor inside model.onnx is named {name!r} already")
     value.name = name
-    if reading:
+    if is_input:
         graph.node.insert(0, helper.make_node("Identity", [name], [inside]))
     else:
         graph.node.append(helper.make_node("Identity", [inside], [name]))

@@ -68,8 +68,8 @@ class TritonPythonModel:
         """Returns one response for each request, in order; computes all readable photos as one batch."""
         try:
             read = [self.read(request) for request in requests]
-            asked = [photos for photos in read if isinstance(photos, Photos)]
-            rows = iter(self.logits([photos.pixels for photos in asked]))
+            photos = [result for result in read if isinstance(result, Photos)]
+            rows = iter(self.logits([each.pixels for each in photos]))
             return [
                 self.answer(result, rows) if isinstance(result, Photos) else result for result in read
             ]

@@ -363,7 +363,7 @@ def test_a_clipped_activation_is_a_part_of_the_convolution_right_before_it(
     photos = torch.randn(8, 3, 6, 6) * 4
     with torch.inference_mode():
         expected = network(photos)
-        prepared = int8_pt.prepared(copy.deepcopy(network), photos, kept or [])
+        prepared = int8_pt.with_observers(copy.deepcopy(network), photos, kept or [])
         prepared(photos)
         quantised = convert_fx(prepared)
         torch.testing.assert_close(quantised(photos), expected, atol=0.1, rtol=0)

@@ -190,7 +190,7 @@ def test_one_more_version_leaves_the_first_as_it_is(tmp_path: Path) -> None:
         (tmp_path / version).mkdir(exist_ok=True)
         (tmp_path / version / "model.onnx").write_bytes(label.encode())
         fields = {"name": "mine", "version": version, "labels": [label]}
-        folder.write_description(tmp_path, folder.described(food11.IMAGE, **fields))
+        folder.write_description(tmp_path, folder.description_of(food11.IMAGE, **fields))
 
     write("1", "cat")
     write("2", "dog")
