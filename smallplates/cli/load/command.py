@@ -45,7 +45,7 @@ def limit_per_second(path: Path | None, precision: str) -> float | None:
 
 def publish(
     target: Target,
-    measured: list[Measured],
+    figures: list[Measured],
     limit: Path | None,
     json_file: Path | None,
     csv_file: Path | None,
@@ -54,28 +54,27 @@ def publish(
     """Prints the tables, and writes the requested files."""
     model = describe(target.url, target.model) if limit or json_file else {}
     best = limit_per_second(limit, model.get("precision", "fp32"))
-    for result in measured:
+    for result in figures:
         result.share_of_limit = round(result.per_second / best, 3) if best else None
-    client = [result.seen_by_client() for result in measured]
-    server = [result.seen_by_server() for result in measured]
+    client = [result.seen_by_client() for result in figures]
+    server = [result.seen_by_server() for result in figures]
     report.print_table(
         f"{target.protocol} to {target.url}, as the client sees it; latencies in ms", client
     )
     report.print_table(
         "where the median's milliseconds go, as the server reports; outside: before and after it",
         server,
-        [warning for result in measured for warning in result.warnings()],
+        [warning for result in figures for warning in result.warnings()],
     )
     if json_file:
-        results = [asdict(result) for result in measured]
-        write_results(json_file, report.command(), results, model=model)
+        write_results(json_file, report.command(), [asdict(result) for result in figures], model=model)
     if csv_file:
         report.write_csv(csv_file, [{**c, **s} for c, s in zip(client, server, strict=True)])
     if plot:
-        plots = [partial(plot_latencies, measured=measured)]
-        closed = [result for result in measured if result.offered_per_second is None]
-        if len(closed) > 1:
-            plots.append(partial(plot_throughput, measured=closed))
+        plots = [partial(plot_latencies, measured=figures)]
+        closed_loops = [result for result in figures if result.offered_per_second is None]
+        if len(closed_loops) > 1:
+            plots.append(partial(plot_throughput, measured=closed_loops))
         report.save_picture(plot, *plots)
 
 
@@ -138,9 +137,9 @@ def main(
         loads = numbers(concurrency)
         results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
     publish(target, results, limit, json_file, csv_file, plot)
-    seen = sum((Counter(result.statuses) for result in results), Counter())
-    if not seen["200"]:
-        statuses = ", ".join(f"{status}: {count}" for status, count in seen.items())
+    counts = sum((Counter(result.statuses) for result in results), Counter())
+    if not counts["200"]:
+        statuses = ", ".join(f"{status}: {count}" for status, count in counts.items())
         raise ConfigurationError(f"no request succeeded; statuses: {statuses or 'none'}")
 
 

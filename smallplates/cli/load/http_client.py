@@ -59,11 +59,11 @@ class Connection(asyncio.Protocol):
     """Connection that carries one request at a time."""
 
     def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
+        self._transport: asyncio.Transport
+        self._buffer = bytearray()
         self._end = 0  # of the answer; 0 while its head is incomplete
         self._head = b""
-        self._waiting: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
         self.idle_since = 0.0
         self.usable = False
         """Whether another request may be sent."""
@@ -76,31 +76,31 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Collects an answer and completes the request with it; called by the event loop."""
-        self._received += data
+        self._buffer += data
         if not self._end and not self._read_head():
             return
-        if len(self._received) < self._end or self._waiting is None:
+        if len(self._buffer) < self._end or self._answer is None:
             return
         answer = Answer(self._head[9:12].decode("latin-1"), self._head)
         if answer.field(b"connection") == b"close":
             self.close()
-        self._received.clear()
+        self._buffer.clear()
         self._end = 0
         self._settle(answer)
 
     def _read_head(self) -> bool:
-        length = self._received.find(b"\r\n\r\n")
+        length = self._buffer.find(b"\r\n\r\n")
         if length < 0:
-            if len(self._received) > MAX_HEAD_BYTES:
+            if len(self._buffer) > MAX_HEAD_BYTES:
                 self.close()
             return False
-        self._head = bytes(self._received[:length]).lower()
-        declared = Answer("", self._head).field(b"content-length")
-        if declared is None or not declared.isdigit():
+        self._head = bytes(self._buffer[:length]).lower()
+        body_length = Answer("", self._head).field(b"content-length")
+        if body_length is None or not body_length.isdigit():
             self.close()
             self._settle(UNREADABLE)
             return False
-        self._end = length + 4 + int(declared)
+        self._end = length + 4 + int(body_length)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 asyncio's signature
@@ -109,18 +109,17 @@ class Connection(asyncio.Protocol):
         self._settle(LOST)
 
     def _settle(self, answer: Answer) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        future, self._answer = self._answer, None
+        if future is not None and not future.done():
+            future.set_result(answer)
 
     async def ask(self, request: bytes) -> Answer:
         """Sends the bytes of a request and returns the answer; network errors become `LOST`."""
-        assert self._transport is not None  # noqa: S101 it is connected
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting = waiting
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer = answer
         self._transport.write(request)
         try:
-            return await waiting
+            return await answer
         except asyncio.CancelledError:
             self.close()  # its answer would be taken for the next one's
             raise
@@ -128,8 +127,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Closes the connection; a request in flight is lost."""
         self.usable = False
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
 
 class Connections:

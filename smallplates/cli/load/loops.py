@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, cycle, islice, repeat
 
-from smallplates.cli.load.http_client import LOST, Answer
+from smallplates.cli.load.http_client import LOST
 from smallplates.cli.load.other_wires import WireClient
 from smallplates.cli.load.recorder import Recorder, are_stable, put
 
@@ -71,9 +71,9 @@ class ClosedLoop:
 
     async def _client(self, windows: Windows) -> None:
         for request in self.requests:  # which all clients share
-            started = time.perf_counter()
+            start = time.perf_counter()
             answer = await self.connections.ask(request)
-            windows.now.add(answer, time.perf_counter() - started)
+            windows.now.add(answer, time.perf_counter() - start)
             if answer is LOST:
                 await asyncio.sleep(RECONNECT_S)
 
@@ -86,32 +86,27 @@ class OpenLoop:
     """
 
     def __init__(
-        self,
-        connections: WireClient,
-        requests: list[bytes],
-        rate: float,
-        arrivals: Arrivals,
-        seed: int = 0,
+        self, connections: WireClient, requests: list[bytes], rate: float, arrivals: Arrivals
     ) -> None:
         self.connections = connections
         self.requests = cycle(requests)
         self.rate = rate
         self.arrivals = arrivals
-        self.random = random.Random(seed)
+        self.random = random.Random(0)
         self.waiting: set[asyncio.Task[None]] = set()
 
     def due(self) -> Iterator[float]:
         """Yields the due times in seconds from the start, without end."""
-        if self.arrivals is Arrivals.CONSTANT:
-            return accumulate(repeat(1 / self.rate), initial=0.0)
-        gaps = iter(lambda: self.random.expovariate(self.rate), None)
+        gaps: Iterator[float] = repeat(1 / self.rate)
+        if self.arrivals is Arrivals.POISSON:
+            gaps = iter(lambda: self.random.expovariate(self.rate), None)
         return accumulate(gaps, initial=0.0)
 
     async def run(self, windows: Windows) -> None:
         """Sends until it is cancelled; `waiting` then holds the requests in flight."""
-        started = time.perf_counter()
+        start = time.perf_counter()
         for offset in self.due():
-            due = started + offset
+            due = start + offset
             if (pause := due - time.perf_counter()) > 0:
                 await asyncio.sleep(pause)
             if len(self.waiting) >= MAX_WAITING:
@@ -124,8 +119,7 @@ class OpenLoop:
             task.add_done_callback(self.waiting.discard)
 
     async def _one(self, request: bytes, due: float, windows: Windows) -> None:
-        answer: Answer = await self.connections.ask(request)
-        windows.now.add(answer, time.perf_counter() - due)
+        windows.now.add(await self.connections.ask(request), time.perf_counter() - due)
 
 
 async def run_windows(loop: ClosedLoop | OpenLoop, plan: Plan) -> tuple[list[Recorder], bool]:
@@ -136,7 +130,7 @@ async def run_windows(loop: ClosedLoop | OpenLoop, plan: Plan) -> tuple[list[Rec
     latencies.
     """
     windows = Windows()
-    running = asyncio.create_task(loop.run(windows))
+    load = asyncio.create_task(loop.run(windows))
     try:
         if plan.warm_up_s:
             await asyncio.sleep(plan.warm_up_s)
@@ -144,14 +138,14 @@ async def run_windows(loop: ClosedLoop | OpenLoop, plan: Plan) -> tuple[list[Rec
             windows.done.clear()
         steady = False
         while len(windows.done) < plan.most and not (steady and len(windows.done) >= plan.fewest):
-            await asyncio.wait({running}, timeout=plan.window_s)
-            if running.done():
-                await running  # a loop without a fixed number of requests ends by an error only
+            await asyncio.wait({load}, timeout=plan.window_s)
+            if load.done():
+                await load  # a loop without a fixed number of requests ends by an error only
             windows.turn()
             steady = are_stable(windows.done)
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
     if isinstance(loop, OpenLoop) and loop.waiting:
         await asyncio.wait(loop.waiting, timeout=60)
         windows.done[-1].latency.add(windows.now.latency)

@@ -60,9 +60,9 @@ class Measured:
         texts = []
         if not self.statuses:
             texts.append(f"{self.load}: no answers arrived during the measurement")
-        failed = {status: count for status, count in self.statuses.items() if status != "200"}
-        if failed:
-            texts.append(f"{self.load}: answers other than 200: {failed}")
+        failures = {status: count for status, count in self.statuses.items() if status != "200"}
+        if failures:
+            texts.append(f"{self.load}: answers other than 200: {failures}")
         if self.stable is False:
             texts.append(f"{self.load}: not stable: the last windows differ by more than 10 %")
         if self.motor == "python" and self.generator_cores > BUSY:

@@ -34,8 +34,7 @@ def call(item: bytes | None, requests: Requests) -> bytes:
         message.raw_input_contents.append(requests.raw(tensor, item))
         del tensor["data"]
         message.inputs.add(**tensor)
-    serialized: bytes = message.SerializeToString()
-    return serialized
+    return bytes(message.SerializeToString())
 
 
 def frame(item: bytes | None, options: dict[str, str | None], requests: Requests) -> bytes:

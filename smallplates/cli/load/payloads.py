@@ -118,8 +118,8 @@ class Requests:
             raise ValueError(f"{self.model} has no example: use v2, v2-raw, tf-serving or grpc")
         if item is None:
             return self.example
-        sent = b64encode(item).decode() if self.is_photo else item.decode()
-        return {**self.example, self.item_field: sent}
+        value = b64encode(item).decode() if self.is_photo else item.decode()
+        return {**self.example, self.item_field: value}
 
     def tensors(self, item: bytes | None) -> list[Tensor]:
         """Returns all inputs of a request, without fields that the example leaves out."""

@@ -56,8 +56,8 @@ class Recorder:
         timing = answer.field(b"server-timing")
         for stage in timing.split(b",") if timing else ():
             name, _, value = stage.strip().partition(b";dur=")
-            if (known := self.stages.get(name.decode("latin-1"))) is not None:
-                put(known, float(value) / 1000)
+            if (stage_times := self.stages.get(name.decode("latin-1"))) is not None:
+                put(stage_times, float(value) / 1000)
 
     @property
     def per_second(self) -> float:
@@ -102,14 +102,10 @@ def merge(parts: list[Recorder]) -> Recorder:
     return whole
 
 
-def are_stable(windows: list[Recorder], within: float = 0.1, last: int = 3) -> bool:
-    """Returns whether throughput and median latency of the `last` windows differ by `within` at most."""
-    if len(windows) < last:
+def are_stable(windows: list[Recorder]) -> bool:
+    """Returns whether throughput and median latency of the last three windows differ by 10 % at most."""
+    if len(windows) < 3:
         return False
-    for values in (
-        [window.per_second for window in windows[-last:]],
-        [ms(window.latency, 50) for window in windows[-last:]],
-    ):
-        if not min(values) or max(values) > (1 + within) * min(values):
-            return False
-    return True
+    rates = [window.per_second for window in windows[-3:]]
+    medians = [ms(window.latency, 50) for window in windows[-3:]]
+    return all(0 < max(values) <= 1.1 * min(values) for values in (rates, medians))

@@ -30,18 +30,13 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-class Usage:
-    """Processor time of this process and of the machine, since the object was made."""
-
-    def __init__(self) -> None:
-        self._wall, self._own = time.perf_counter(), time.process_time()
-        psutil.cpu_percent()
-
-    def look(self) -> tuple[float, float]:
-        """Returns the cores that this process used, and the share of all cores that was busy."""
-        wall = time.perf_counter() - self._wall
-        cpu_s = time.process_time() - self._own
-        return round(cpu_s / wall, 3), round(psutil.cpu_percent() / 100, 3)
+def with_usage(work: Callable[[], T]) -> tuple[T, float, float]:
+    """Returns the result, the cores that this process used, and the busy share of all cores."""
+    wall, own = time.perf_counter(), time.process_time()
+    psutil.cpu_percent()
+    result = work()
+    cores = (time.process_time() - own) / (time.perf_counter() - wall)
+    return result, round(cores, 3), round(psutil.cpu_percent() / 100, 3)
 
 
 def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
@@ -49,10 +44,8 @@ def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
 
     The figures are those of the last windows, or of all windows when it never became steady.
     """
-    usage = Usage()
-    parts, steady = run_loop(run_windows(loop_, plan))
+    (parts, steady), generator, machine = with_usage(partial(run_loop, run_windows(loop_, plan)))
     whole = merge(parts[-plan.fewest :] if steady else parts)
-    generator, machine = usage.look()
     rate = loop_.rate if isinstance(loop_, OpenLoop) else None
     return Measured(
         load=name,
@@ -80,24 +73,24 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
     target, headers = url + requests[0].path, requests[0].headers
     bodies = [request.body for request in requests]
     wrk.run(target, bodies, connections, plan.warm_up_s, headers)
-    usage = Usage()
-    seen = wrk.run(target, bodies, connections, (plan.window_s or 0) * plan.fewest, headers)
-    generator, busy = usage.look()
-    answered = seen.requests - seen.failed
+    seconds = (plan.window_s or 0) * plan.fewest
+    run = partial(wrk.run, target, bodies, connections, seconds, headers)
+    load, generator, machine = with_usage(run)
+    answers = load.requests - load.failed
     return Measured(
         load=name,
         motor="wrk",
-        seconds=round(seen.seconds, 2),
-        per_second=round(answered / seen.seconds, 2),
-        p50=seen.p50_ms,
-        p90=seen.p90_ms,
-        p95=seen.p95_ms,
-        p99=seen.p99_ms,
-        longest=seen.max_ms,
-        statuses={"200": answered, **({"other": seen.failed} if seen.failed else {})},
+        seconds=round(load.seconds, 2),
+        per_second=round(answers / load.seconds, 2),
+        p50=load.p50_ms,
+        p90=load.p90_ms,
+        p95=load.p95_ms,
+        p99=load.p99_ms,
+        longest=load.max_ms,
+        statuses={"200": answers, **({"other": load.failed} if load.failed else {})},
         stable=None,
         generator_cores=generator,
-        machine_busy=busy,
+        machine_busy=machine,
     )
 
 
@@ -196,14 +189,14 @@ class Target:
     def _measure(self, load: Callable[[], Measured]) -> Measured:
         """Runs a load; adds the server's own figures."""
         before = Scrape.of(self.url, self.model)
-        measured = load()
+        figures = load()
         after = Scrape.of(self.url, self.model)
         if before is None or after is None:
-            return measured
-        seen = after.since(before)
-        measured.mean_batch = seen.mean_batch()
-        measured.batch_sizes = seen.batch_sizes()
-        measured.server_mean_ms = means = seen.mean_ms()
-        if measured.server_ms is None and "total" in means:
-            measured.server_ms = add_rest(means)
-        return measured
+            return figures
+        change = after.since(before)
+        figures.mean_batch = change.mean_batch()
+        figures.batch_sizes = change.batch_sizes()
+        figures.server_mean_ms = means = change.mean_ms()
+        if figures.server_ms is None and "total" in means:
+            figures.server_ms = add_rest(means)
+        return figures
