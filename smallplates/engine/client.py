@@ -66,10 +66,8 @@ def error_for(state: int, failure_is_client_error: bool, hang_limit_s: float) ->
     return errors.get(state) or InternalError("inference failed")
 
 
-OnFinished = Callable[[int, ItemResult | None], None]
-"""Takes a slot's `State`, and the result if there is one."""
-
-UNFINISHED = (State.FREE, State.QUEUED, State.RUNNING)
+OPEN = (State.FREE, State.QUEUED, State.RUNNING)
+"""States of a slot without a result."""
 
 
 class Slots:
@@ -83,7 +81,7 @@ class Slots:
         self.acquired_at = time.monotonic()
         self.indices = indices
 
-        self._unused = indices[::-1]
+        self._spare = indices[::-1]
         self._numbers = itertools.count()
         self._in_use: dict[int, int] = {}
         """Slot -> number of its item, in the order of the items."""
@@ -92,8 +90,8 @@ class Slots:
         """Number of an item -> its result."""
 
         self._error: Exception | None = None
-        self._reported: asyncio.Future[None] | None = None
-        self._answered_bytes = 0
+        self._next_report: asyncio.Future[None] | None = None
+        self._answer_bytes = 0
 
     def __enter__(self) -> "Slots":
         """Returns itself; `EngineClient.acquire` has already taken the slots."""
@@ -111,7 +109,7 @@ class Slots:
         elif more < 0:
             self.client.free(self.indices[count:])
             del self.indices[count:]
-        self._unused = self.indices[::-1]
+        self._spare = self.indices[::-1]
 
     async def submit(self, signature: int, items: Sequence[Item], deadline: float, bulk: bool) -> None:
         """Queues items, one per slot and at most `EngineClient.most_queued` at a time.
@@ -122,10 +120,10 @@ class Slots:
         """
         most = self.client.most_queued(signature, items) if len(items) > 1 else 1
         while items:
-            while self._error or (room := min(len(self._unused), most - len(self._in_use))) <= 0:
+            while self._error or (room := min(len(self._spare), most - len(self._in_use))) <= 0:
                 await self._wait()
-                self.client.check_answer(self._answered_bytes)
-            slots = [self._unused.pop() for _ in items[:room]]
+                self.client.check_answer(self._answer_bytes)
+            slots = [self._spare.pop() for _ in items[:room]]
             self._in_use.update(zip(slots, self._numbers, strict=False))
             self.client.enqueue(self, slots, signature, items[:room], deadline, bulk)
             items = items[room:]
@@ -135,18 +133,18 @@ class Slots:
         number = self._in_use.pop(slot)
         if isinstance(result, ItemResult):
             self._results[number] = result
-            self._answered_bytes += sum(array.nbytes for array in result.outputs)
-            self._unused.append(slot)
+            self._answer_bytes += sum(array.nbytes for array in result.outputs)
+            self._spare.append(slot)
         else:
             self._error = result
-        if self._reported is not None and not self._reported.done():
-            self._reported.set_result(None)
+        if self._next_report is not None and not self._next_report.done():
+            self._next_report.set_result(None)
 
     async def _wait(self) -> None:
         """Waits until another item is reported, unless one has failed. Raises its error."""
         if self._error is None:
-            self._reported = asyncio.get_running_loop().create_future()
-            await self._reported
+            self._next_report = asyncio.get_running_loop().create_future()
+            await self._next_report
         if self._error is not None:
             try:
                 raise self._error
@@ -168,10 +166,14 @@ class EngineClient:
     """Manages one web process's slots, from `open` to `close`."""
 
     def __init__(
-        self, fds: EngineFds, on_finished: OnFinished, max_answer_bytes: float = math.inf
+        self,
+        fds: EngineFds,
+        on_result: Callable[[int, ItemResult | None], None],
+        max_answer_bytes: float = math.inf,
     ) -> None:
+        """`on_result` takes a slot's `State`, and the result if there is one."""
         self._fds = fds
-        self._on_finished = on_finished
+        self._on_result = on_result
         self._max_answer_bytes = max_answer_bytes
         self._web_process = fds.web_process
         self._slots = fds.layout.slots_per_web_process
@@ -179,7 +181,7 @@ class EngineClient:
         """The slots of the request for each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
-        self._watching = self._closed = False
+        self._has_watch = self._is_closed = False
         self._idle = asyncio.Event()
 
     def open(self) -> None:
@@ -230,8 +232,8 @@ class EngineClient:
     @property
     def ahead(self) -> int:
         """Slots in use before the next request; 0 while a worker has none, or while none is ready."""
-        taken = self._slots - self.memory.free_slots
-        return taken if 0 < self.memory.serving_workers[0] <= taken else 0
+        in_use = self._slots - self.memory.free_slots
+        return in_use if 0 < self.memory.serving_workers[0] <= in_use else 0
 
     def most_queued(self, signature: int, items: Sequence[Item] = ()) -> int:
         """Returns how many items of one request may be queued or running at a time.
@@ -240,10 +242,10 @@ class EngineClient:
         other requests. `items` are the request's items; their sizes limit the batch if sizes vary.
         """
         memory = self.memory
-        declared = memory.layout.signatures[signature]
-        batch = declared.batch_size or memory.batch_cap[0]
-        if items and declared.input_axes:
-            largest = max(map(declared.elements_of, items))
+        declaration = memory.layout.signatures[signature]
+        batch = declaration.batch_size or memory.batch_cap[0]
+        if items and declaration.input_axes:
+            largest = max(map(declaration.elements_of, items))
             batch = min(batch, memory.max_batch_elements[signature] // largest)
         return 2 * max(1, batch) * max(1, memory.ready_workers[0])
 
@@ -263,7 +265,7 @@ class EngineClient:
                 self._requests[slot] = None
             else:
                 self._release(slot)
-        if not self._closed:
+        if not self._is_closed:
             self._publish()
 
     def _release(self, slot: int) -> None:
@@ -310,8 +312,8 @@ class EngineClient:
         share = -(-len(values) // max(1, memory.serving_workers[0]))
         for first in range(0, len(values), share):  # each call wakes one worker
             send(self._fds.work_fds[bulk], *values[first : first + share])
-        if not self._watching:
-            self._watching = True
+        if not self._has_watch:
+            self._has_watch = True
             self._loop.call_later(0 if memory.is_asleep[0] else WATCH_S, self._watch)
 
     def _watch(self) -> None:
@@ -319,19 +321,14 @@ class EngineClient:
 
         If the model is asleep, the supervisor then starts its workers.
         """
-        self._watching = bool(self._requests)
-        if self._watching:
+        self._has_watch = bool(self._requests)
+        if self._has_watch:
             self._loop.call_later(WATCH_S, self._watch)
             with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it wakes up anyway
                 os.write(self._fds.wakeup_fd, b"k")
-            if self._has_only_stranded_slots():
-                self._idle.set()
-
-    def _has_only_stranded_slots(self) -> bool:
-        """Returns whether every slot in use is cancelled and no worker is left to report it."""
-        taken = self._slots - len(self._free)
-        nobody = all(request is None for request in self._requests.values())
-        return self.is_down and nobody and len(self._requests) == taken
+            in_use = self._slots - len(self._free)
+            if self.is_down and list(self._requests.values()) == [None] * in_use:
+                self._idle.set()  # all slots in use are cancelled, and no worker is left to report them
 
     def _on_done(self) -> None:
         try:
@@ -356,7 +353,7 @@ class EngineClient:
         if slot not in self._requests or memory.generation[slot] != generation:
             return
         state = memory.state[slot]
-        if state in UNFINISHED:
+        if state in OPEN:
             return
         request = self._requests.pop(slot)
         result = None
@@ -371,8 +368,8 @@ class EngineClient:
             )
             if result.is_batch_leader:
                 infer_s = result.finished_at - result.started_at
-                self.statistics.executed(memory.signature[slot], result.batch_size, infer_s)
-        self._on_finished(state, result)
+                self.statistics.count_batch(memory.signature[slot], result.batch_size, infer_s)
+        self._on_result(state, result)
         if request is not None and result:
             request.report(slot, result)
         elif request is not None:
@@ -404,5 +401,5 @@ class EngineClient:
             if request is not None:
                 request.report(slot, UnavailableError("the service has shut down"))
         self._requests.clear()  # `_watch` has nothing left to do
-        self._closed = True
+        self._is_closed = True
         self._count(0)

@@ -16,7 +16,6 @@ import math
 import mmap
 import os
 import sys
-import tempfile
 import weakref
 from dataclasses import dataclass
 from enum import IntEnum
@@ -138,11 +137,7 @@ def send(fd: int, *values: int) -> None:
 
 def anonymous_file(size: int) -> int:
     """Returns the descriptor of an unnamed file of `size` zero bytes. Raises OSError."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("serving", 0)
-    else:  # not on macOS
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    fd = os.memfd_create("serving", 0)
     try:
         os.ftruncate(fd, size)
     except OSError:
@@ -195,8 +190,8 @@ class TensorSlots:
     def read(self, slot: int, sizes: dict[str, int]) -> Array:
         """Returns a view of the item's array in a slot."""
         if not self.spec.varies:
-            found: Array = self.array[slot]
-            return found
+            whole: Array = self.array[slot]
+            return whole
         shape = self.spec.sized(sizes)
         return self.array[slot, : math.prod(shape)].reshape(shape)
 
@@ -204,12 +199,15 @@ class TensorSlots:
 class SignatureSlots:
     """The tensors of one signature in all slots; unused pages cost nothing."""
 
-    def __init__(self, index: int, signature: Signature) -> None:
+    def __init__(
+        self, index: int, signature: Signature, inputs: list[TensorSlots], outputs: list[TensorSlots]
+    ) -> None:
         self.index = index
         self.signature = signature
-        self.inputs: list[TensorSlots] = []
-        self.outputs: list[TensorSlots] = []
-        self.large: list[TensorSlots] = []
+        self.inputs = inputs
+        self.outputs = outputs
+        varying = [tensor for tensor in (*inputs, *outputs) if tensor.spec.varies]
+        self.large = [tensor for tensor in varying if tensor.array[0].nbytes > KEPT_BYTES]
         """Those whose items may exceed KEPT_BYTES and vary in size."""
 
         self.has_varying_outputs = any(spec.varies for spec in signature.outputs)
@@ -278,15 +276,11 @@ class Memory:
         self.finished_at = self._times(slots)
         most = max((len(signature.axes) for signature in layout.signatures), default=0)
         self.sizes: NDArray[np.int32] = self._numbers("i4", (slots, most))
-        self.signatures = [
-            SignatureSlots(index, signature) for index, signature in enumerate(layout.signatures)
-        ]
-        for each in self.signatures:
-            limits = each.signature.limits
-            each.inputs = [self._tensor(spec, limits) for spec in each.signature.inputs]
-            each.outputs = [self._tensor(spec, limits) for spec in each.signature.outputs]
-            both = (*each.inputs, *each.outputs)
-            each.large = [one for one in both if one.spec.varies and one.array[0].nbytes > KEPT_BYTES]
+        self.signatures: list[SignatureSlots] = []
+        for index, signature in enumerate(layout.signatures):
+            inputs = [self._tensor(spec, signature.limits) for spec in signature.inputs]
+            outputs = [self._tensor(spec, signature.limits) for spec in signature.outputs]
+            self.signatures.append(SignatureSlots(index, signature, inputs, outputs))
 
     @staticmethod
     def size(layout: SlotLayout) -> int:
@@ -364,7 +358,7 @@ class Memory:
             row = tensor.array[slot]
             if math.prod(tensor.spec.sized(sizes)) * row.itemsize > KEPT_BYTES:
                 start = row.__array_interface__["data"][0] - self._address
-                with contextlib.suppress(AttributeError, OSError):  # Linux only
+                with contextlib.suppress(OSError):  # of a kernel that cannot
                     self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)
 
     @property

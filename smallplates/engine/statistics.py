@@ -88,7 +88,7 @@ class Statistics:
         self._own = memory.statistics[web_process]
         self._max_batch = memory.layout.max_batch
 
-    def executed(self, signature: int, batch_size: int, infer_s: float) -> None:
+    def count_batch(self, signature: int, batch_size: int, infer_s: float) -> None:
         """Counts a computed batch."""
         row = self._own[signature]
         row[LAST] = time.time_ns() // 1_000_000
@@ -96,7 +96,7 @@ class Statistics:
         row[offset + BATCH_EXECUTIONS] += 1
         row[offset + BATCH_INFER_NS] += nanoseconds(infer_s)
 
-    def succeeded(self, signature: int, timings: Timings, batch_sizes: list[int]) -> None:
+    def count_success(self, signature: int, timings: Timings, batch_sizes: list[int]) -> None:
         """Counts a successful request; `batch_sizes` has the batch size of each item."""
         row = self._own[signature]
         decode, output = nanoseconds(timings.decode_s), nanoseconds(timings.output_s)
@@ -113,7 +113,7 @@ class Statistics:
             row[offset + BATCH_DECODE_NS] += decode // len(batch_sizes)
             row[offset + BATCH_OUTPUT_NS] += output // len(batch_sizes)
 
-    def failed(self, signature: int, seconds: float) -> None:
+    def count_failure(self, signature: int, seconds: float) -> None:
         """Counts a request that was refused, expired, cancelled or failed after `seconds`."""
         row = self._own[signature]
         row[FAILURES] += 1
@@ -126,14 +126,14 @@ class Statistics:
 
     def by_batch_size(self, signature: int) -> dict[int, BatchTotals]:
         """Returns the totals over all web processes for each batch size that has been computed."""
-        found = {}
+        totals = {}
         for batch_size in range(1, self._max_batch + 1):
             offset = batch_offset(batch_size)
             places = range(offset, offset + PER_BATCH_SIZE)
             batch = BatchTotals(*(sum(row[at] for row in self._rows_of(signature)) for at in places))
             if batch.executions:
-                found[batch_size] = batch
-        return found
+                totals[batch_size] = batch
+        return totals
 
     def _rows_of(self, signature: int) -> list[memoryview]:
         return [rows[signature] for rows in self._rows]

@@ -37,8 +37,8 @@ def single_request_threads(settings: Settings) -> int | None:
 
     Returns None if a worker uses as many threads for every batch anyway.
     """
-    chosen = settings.idle_threads
-    threads = min(MAX_IDLE_THREADS, cpus.usable()) if chosen == "auto" else chosen
+    setting = settings.idle_threads
+    threads = min(MAX_IDLE_THREADS, cpus.usable()) if setting == "auto" else setting
     return threads if threads > settings.threads else None
 
 
@@ -66,10 +66,8 @@ def most_web_processes(settings: Settings) -> int:
         return 1
     most = min(MAX_WEB_PROCESSES, cores)
     if settings.device == "cuda" or (settings.device == "auto" and gpu_is_possible()):
-        workers = workers_per_device(settings.model_copy(update={"device": "cuda"})) * len(
-            gpus(settings)
-        )
-        return max(1, min(most, cores - workers))
+        per_gpu = workers_per_device(settings.model_copy(update={"device": "cuda"}))
+        return max(1, min(most, cores - per_gpu * len(gpus(settings))))
     return most
 
 

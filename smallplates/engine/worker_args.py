@@ -54,9 +54,8 @@ class WorkerArgs:
     status_fd: int = -1
 
     @property
-    def passed_fds(self) -> tuple[int, ...]:
+    def fds(self) -> tuple[int, ...]:
         """Descriptors that the worker inherits."""
-        waits = () if self.epoll_fd is None else (self.epoll_fd,)
-        single_fds = (*waits, self.control_fd, self.status_fd)
-        pipes = chain(*self.work_pipes)
-        return (self.memory_fd, self.counts_fd, *pipes, *self.done_fds, *single_fds)
+        own = (self.memory_fd, self.counts_fd, self.control_fd, self.status_fd)
+        both = (*own, *chain(*self.work_pipes), *self.done_fds)
+        return both if self.epoll_fd is None else (*both, self.epoll_fd)

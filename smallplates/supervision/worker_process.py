@@ -86,7 +86,7 @@ class WorkerProcess:
             args = replace(args, control_fd=control[0], status_fd=status[1])
             self.popen = subprocess.Popen(  # noqa: S603 our own module
                 python.command("smallplates.worker.process", json.dumps(asdict(args))),
-                pass_fds=args.passed_fds,
+                pass_fds=args.fds,
                 stdin=subprocess.DEVNULL,
                 env=python.environment(),
             )
@@ -124,10 +124,10 @@ class WorkerProcess:
             return False
         if self.hung_since is None:
             self.hung_since, self.thread_times = now, cpus.thread_times(self.popen.pid)
-        elapsed = now - self.hung_since
-        if elapsed < grace_s:
+        seconds = now - self.hung_since
+        if seconds < grace_s:
             return False
-        return elapsed - cpus.core_wait_s(self.popen.pid, self.thread_times, elapsed) >= grace_s
+        return seconds - cpus.core_wait_s(self.popen.pid, self.thread_times, seconds) >= grace_s
 
     def heartbeat_age(self, memory: Memory, now: float) -> float:
         """Returns how long, in seconds, it has computed one batch or, if idle, has owed a heartbeat.
@@ -181,11 +181,11 @@ def kill_hung(
 
 def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
     """Lets every worker finish its batch and exit; kills those still running after `limit_s` seconds."""
-    running = [(process, process.popen) for process in processes if process.popen]
-    for process, _ in running:
+    pairs = [(process, process.popen) for process in processes if process.popen]
+    for process, _ in pairs:
         os.close(process.control_fd)
     end = time.monotonic() + limit_s
-    for process, popen in running:
+    for process, popen in pairs:
         if not process.ready:
             popen.kill()
         try:
@@ -213,7 +213,7 @@ def managed_pipe(stack: contextlib.ExitStack, records: int) -> tuple[int, int]:
     reader, writer = os.pipe()
     for fd in (reader, writer):
         stack.callback(os.close, fd)
-    needed = 2 * records * RECORD_BYTES
-    if fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) < needed:
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, needed)
+    size = 2 * records * RECORD_BYTES
+    if fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) < size:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
     return reader, writer

@@ -112,7 +112,7 @@ class Admission:
             self._waits.check(self._ahead, self._timeout_ms)
             self.slots = self._client.acquire(self._bulk)
         except OverloadedError:
-            self._client.statistics.failed(self._signature, 0)
+            self._client.statistics.count_failure(self._signature, 0)
             raise
         self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None  # noqa: S101 a coroutine runs in a task
@@ -129,7 +129,7 @@ class Admission:
         is_own = self._is_expired and self._task.uncancel() <= self._cancelling
         if error is None:
             return
-        self._client.statistics.failed(self._signature, time.monotonic() - self.slots.acquired_at)
+        self._client.statistics.count_failure(self._signature, time.monotonic() - self.slots.acquired_at)
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if (is_own and is_cancelled) or isinstance(error, DeadlineExceededError):
             self._metrics.expired.inc()
@@ -190,7 +190,7 @@ class Admission:
             version=version,
             truncated=truncated,
         )
-        self._client.statistics.succeeded(self._signature, timings, sizes)
+        self._client.statistics.count_success(self._signature, timings, sizes)
         return timings
 
     def _measure(self, until: float) -> None:

@@ -205,7 +205,7 @@ class ServedModel:
             self.client.check_free(options.bulk)
             self._waits[options.bulk].check(self.client.ahead, options.timeout_ms)
         except ServingError:
-            self.client.statistics.failed(signature, 0)
+            self.client.statistics.count_failure(signature, 0)
             raise
 
     # description

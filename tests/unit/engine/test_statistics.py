@@ -34,10 +34,10 @@ def test_nothing_has_happened_at_first(web_processes: list[Statistics]) -> None:
 
 def test_figures_of_all_web_processes_add_up(web_processes: list[Statistics]) -> None:
     for web, statistics in enumerate(web_processes):
-        statistics.executed(IMAGE, 3, 0.5)  # three inputs of two requests
-        statistics.succeeded(IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
-        statistics.succeeded(IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
-        statistics.failed(IMAGE, web)
+        statistics.count_batch(IMAGE, 3, 0.5)  # three inputs of two requests
+        statistics.count_success(IMAGE, Timings(0.25, 0.5, 1.0, 0.125), [3])
+        statistics.count_success(IMAGE, Timings(0.5, 0.5, 1.0, 0.25), [3, 3])
+        statistics.count_failure(IMAGE, web)
     for statistics in web_processes:
         totals = statistics.totals(IMAGE)
         assert (totals.inferences, totals.successes, totals.failures) == (6, 4, 2)
@@ -57,7 +57,7 @@ def test_figures_of_all_web_processes_add_up(web_processes: list[Statistics]) ->
 def test_every_batch_size_has_a_place_of_its_own(web_processes: list[Statistics]) -> None:
     for batch_size in range(1, 9):
         for _ in range(batch_size):
-            web_processes[0].executed(TENSOR, batch_size, 0.0)
+            web_processes[0].count_batch(TENSOR, batch_size, 0.0)
     by_batch_size = web_processes[1].by_batch_size(TENSOR)
     assert {size: batch.executions for size, batch in by_batch_size.items()} == {
         n: n for n in range(1, 9)
@@ -65,5 +65,5 @@ def test_every_batch_size_has_a_place_of_its_own(web_processes: list[Statistics]
 
 
 def test_clocks_that_disagree_count_as_no_time(web_processes: list[Statistics]) -> None:
-    web_processes[0].succeeded(IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
+    web_processes[0].count_success(IMAGE, Timings(-1e-9, -0.001, 0.5, 0.0), [1])
     assert web_processes[0].totals(IMAGE).success_ns == 500_000_000

@@ -119,7 +119,7 @@ class Service:
 
     def failures(self) -> list[Any]:
         """Signatures of the refusals in the model's statistics."""
-        counted: Any = self.refusing.client.statistics.failed
+        counted: Any = self.refusing.client.statistics.count_failure
         return [call.args for call in counted.call_args_list]
 
 

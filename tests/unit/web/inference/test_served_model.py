@@ -110,7 +110,7 @@ def test_the_deadline_cuts_off_what_precedes_the_engine(admitting: ServedModel) 
     with pytest.raises(DeadlineExceededError):
         asyncio.run(decode_for_ever())
     admitting.client.acquire().__exit__.assert_called_once()  # type: ignore[attr-defined]
-    assert admitting.client.statistics.failed.call_args[0][0] == 1  # type: ignore[attr-defined]
+    assert admitting.client.statistics.count_failure.call_args[0][0] == 1  # type: ignore[attr-defined]
     assert admitting._metrics.expired.inc.call_count == 1  # type: ignore[attr-defined]
 
 
@@ -147,7 +147,7 @@ def test_what_waits_too_long_for_its_limit_is_refused_before_and_after_its_body(
     admitting.client.ahead = 10  # type: ignore[misc]
     with pytest.raises(DeadlineExceededError):
         asyncio.run(ask(300, bulk, work=60))
-    failed, acquired = admitting.client.statistics.failed, admitting.client.acquire
+    failed, acquired = admitting.client.statistics.count_failure, admitting.client.acquire
     failed.reset_mock()  # type: ignore[attr-defined]
     acquired.reset_mock()  # type: ignore[attr-defined]
     with pytest.raises(OverloadedError, match="SERVING_MAX_WAIT_MS"):
