@@ -56,8 +56,8 @@ class Cluster:
         """Number of changes that web processes have requested and that are not made yet."""
 
         self._next_ping: asyncio.TimerHandle | None = None
-        self._stopping = False
-        self._accepting = False
+        self._shutdown = False
+        self._is_open = False
         """Whether all web processes have been ready once; else the first would get all connections."""
 
     def run(self) -> int:
@@ -68,28 +68,28 @@ class Cluster:
         return 0
 
     async def _serve(self) -> None:
-        with contextlib.ExitStack() as held:
-            self._listener = held.enter_context(bind(self._settings))
+        with contextlib.ExitStack() as stack:
+            self._listener = stack.enter_context(bind(self._settings))
             if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
-                held.enter_context(bind(self._settings, "tcp_port", shared=True))
+                stack.enter_context(bind(self._settings, "tcp_port", shared=True))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-            folder = held.enter_context(scratch.folder(METRICS, metrics_parent()))
+            folder = stack.enter_context(scratch.folder(METRICS, metrics_parent()))
             if folder is None:
                 raise ConfigurationError("no folder for temporary files is writable")
             self._metrics_folder = folder
             self._watch()
-            self._starting = starting = self._spawn(self._registry.start())
+            self._start = start = self._spawn(self._registry.start())
             keepers: list[asyncio.Task[None]] = []
             try:
                 if self._settings.web_processes == "auto":
-                    await starting
+                    await start
                 count = self._registry.web_processes
                 keepers = [self._spawn(self._keep(index)) for index in range(count)]
-                await starting
+                await start
                 await asyncio.gather(self._registry.start_others(), *keepers)
             except ConfigurationError:
-                if not self._stopping:  # otherwise the start was aborted
+                if not self._shutdown:  # otherwise the start was aborted
                     raise
             finally:
                 await self._end()
@@ -97,7 +97,7 @@ class Cluster:
 
     def _on_signal(self, number: int) -> None:
         """Shuts the service down; a SIGINT during this ends it at once."""
-        if self._stopping:
+        if self._shutdown:
             if number == signal.SIGINT:
                 os._exit(128 + number)  # web processes and workers die with this process
             return
@@ -107,7 +107,7 @@ class Cluster:
 
     def _stop(self, number: int) -> None:
         """Signals all web processes, prevents new starts, and aborts loading."""
-        self._stopping = True
+        self._shutdown = True
         for web_process in self._web_processes.values():
             web_process.popen.send_signal(number)
         self._registry.stop()
@@ -124,7 +124,7 @@ class Cluster:
     async def _keep(self, index: int) -> None:
         """Keeps a web process with this index running until shutdown. Raises ConfigurationError."""
         loop = asyncio.get_running_loop()
-        while not self._stopping:
+        while not self._shutdown:
             try:
                 web_process = WebProcess.start(
                     index,
@@ -134,19 +134,19 @@ class Cluster:
                     self._metrics_folder,
                 )
             except OSError as error:  # out of memory or processes, perhaps only for a while
-                if not self._accepting:
+                if not self._is_open:
                     raise ConfigurationError(f"a web process cannot be started: {error}") from error
                 logger().error("a web process cannot be started", reason=str(error))
                 await asyncio.sleep(RESTART_S)
                 continue
             self._web_processes[index] = web_process
-            joining = self._spawn(self._join(web_process))
+            join = self._spawn(self._join(web_process))
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
             code = web_process.popen.wait()
             web_process.calls.end(None)
-            await joining
+            await join
             await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
             self._on_death(web_process, code)
             await asyncio.sleep(RESTART_S if code > 0 else 0)
@@ -175,9 +175,9 @@ class Cluster:
         """Tells a new web process what is in service. Raises ConfigurationError at the start only."""
         try:
             await self._registry.add(web_process)
-            await self._starting
+            await self._start
         except ConfigurationError:
-            if not self._accepting:
+            if not self._is_open:
                 web_process.popen.kill()
                 raise
         await web_process.begin()
@@ -199,14 +199,14 @@ class Cluster:
         await self._registry.load(model)
 
     def _on_ready(self, web_process: WebProcess) -> None:
-        if self._accepting:
+        if self._is_open:
             web_process.send("accept")
         elif (
             sum(process.ready for process in self._web_processes.values())
             == self._registry.web_processes
-            and not self._stopping
+            and not self._shutdown
         ):
-            self._accepting = True
+            self._is_open = True
             listen(self._listener, self._settings)
             for process in self._web_processes.values():
                 process.send("accept")
@@ -221,9 +221,9 @@ class Cluster:
         counts = self._registry.counts
         counts.in_flight[index], counts.connections[index] = 0, UNKNOWN
         self._watch()
-        if not self._stopping:
+        if not self._shutdown:
             logger().error("a web process died", web=index, exit_code=code)
-            if code > 0 and not self._accepting:
+            if code > 0 and not self._is_open:
                 raise ConfigurationError(f"a web process ended with exit code {code}")
 
     def _watch(self) -> None:
@@ -231,16 +231,16 @@ class Cluster:
 
         TCP and gRPC report no connections.
         """
-        needed = (
-            self._stopping
+        must_ping = (
+            self._shutdown
             or self._settings.tcp_port is not None
             or self._settings.grpc_port is not None
             or self._changes > 0
             or any(web_process.connections for web_process in self._web_processes.values())
         )
-        if needed and self._next_ping is None:
+        if must_ping and self._next_ping is None:
             self._next_ping = asyncio.get_running_loop().call_later(PING_S, self._ping)
-        elif not needed and self._next_ping is not None:
+        elif not must_ping and self._next_ping is not None:
             self._next_ping.cancel()
             self._next_ping = None
 
@@ -248,7 +248,7 @@ class Cluster:
         self._next_ping = None
         self._watch()
         for web_process in self._web_processes.values():
-            if web_process.ready or self._stopping:  # must not kill a web process that is slow to start
+            if web_process.ready or self._shutdown:  # must not kill a web process that is slow to start
                 web_process.ping()
 
     def _on_first_engine(self, supervisor: Supervisor) -> None:

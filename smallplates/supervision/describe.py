@@ -49,29 +49,30 @@ def signature(backend: str, model: Model) -> Signature:
     arguments = [backend, str(model.path), model.description.version, name, str(os.getpid())]
     try:
         for _ in range(STARTS_IF_KILLED):
-            done = subprocess.run(  # noqa: S603 our own module
+            process = subprocess.run(  # noqa: S603 our own module
                 python.command("smallplates.supervision.describe", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 env=python.environment(),
                 timeout=TIMEOUT_S,
             )
-            if done.stdout or done.returncode != -signal.SIGKILL:
+            if process.stdout or process.returncode != -signal.SIGKILL:
                 break
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(f"{name} was not read within {TIMEOUT_S} seconds") from error
     except OSError as error:
         raise ConfigurationError(f"no process can be started to read {name}: {error}") from error
-    answers = [line for line in done.stdout.splitlines() if line.startswith(b"{")]
+    answers = [line for line in process.stdout.splitlines() if line.startswith(b"{")]
     if not answers:
-        raise ConfigurationError(f"the process that reads {name} {describe_exit(done.returncode)}")
+        raise ConfigurationError(f"the process that reads {name} {describe_exit(process.returncode)}")
     answer = json.loads(answers[-1])
     if "error" in answer:
         raise ConfigurationError(answer["error"])
     result = SIGNATURE.validate_python(answer["signature"])
-    if len(answers) == 1 and done.returncode:
-        timed_out = done.returncode == -signal.SIGALRM
-        reason = "it takes too long" if timed_out else f"the process {describe_exit(done.returncode)}"
+    if len(answers) == 1 and process.returncode:
+        reason = f"the process {describe_exit(process.returncode)}"
+        if process.returncode == -signal.SIGALRM:
+            reason = "it takes too long"
         result = replace(result, batch_note=f"{NOT_COMPARED}: {reason}")
     if result.batch_note:
         logger().info("batching", model=name, batched=result.is_batched, reason=result.batch_note)
@@ -87,12 +88,12 @@ def main(backend: str, folder: str, version: str, name: str, parent: str) -> Non
             kind = type(reader).__name__
             raise ConfigurationError(f"{kind} cannot serve ONNX graphs; use fastapi_onnx")
         model = Model.read(Path(folder), version, name)
-        declared = reader.signature(model)
-        write(signature=SIGNATURE.dump_python(declared, mode="json"))
+        declaration = reader.signature(model)
+        write(signature=SIGNATURE.dump_python(declaration, mode="json"))
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel kills us even inside a library call
         signal.setitimer(signal.ITIMER_REAL, TEXTS_S if model.description.text else COMPARE_S)
-        for compared in reader.compare_items(model, declared):
-            write(signature=SIGNATURE.dump_python(compared, mode="json"))
+        for better in reader.compare_items(model, declaration):
+            write(signature=SIGNATURE.dump_python(better, mode="json"))
         signal.setitimer(signal.ITIMER_REAL, 0)
     except ConfigurationError as error:
         write(error=str(error))

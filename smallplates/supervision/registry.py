@@ -73,9 +73,12 @@ class Engine:
         self.key = key
         self.supervisor = supervisor
         self.state = State.LOADING
-        self.unused = asyncio.Event()
-        self.unused.set()
-        self._users: set[int] = set()
+        self.free = asyncio.Event()
+        """Set while no web process uses it."""
+
+        self.free.set()
+        self.users: set[int] = set()
+        """Indices of the web processes that have its handle."""
 
     @property
     def model(self) -> Model:
@@ -89,20 +92,16 @@ class Engine:
 
     def handle(self, member: int) -> EngineHandle:
         """Returns what the web process with this index needs, and counts it as a user."""
-        self._users.add(member)
-        self.unused.clear()
+        self.users.add(member)
+        self.free.clear()
         fds, report = self.supervisor.engine_fds(member), self.supervisor.report
         return EngineHandle(self.key, self.model, fds, report, partial(self.release, member))
 
-    def is_used_by(self, member: int) -> bool:
-        """Whether the web process has the engine's handle."""
-        return member in self._users
-
     def release(self, member: int) -> None:
         """Removes a web process from the users."""
-        self._users.discard(member)
-        if not self._users:
-            self.unused.set()
+        self.users.discard(member)
+        if not self.users:
+            self.free.set()
 
 
 class Member(Protocol):
@@ -185,13 +184,17 @@ class Registry:
         self.on_first: Callable[[Supervisor], None] = lambda _: None
         """Called with the first engine before any web process gets it."""
 
-        self._plan = plan
+        self._planner = plan
         self._plans: dict[str, EnginePlan] = {}
-        self._started = 0
-        self._starting: set[Supervisor] = set()
-        self._changing = asyncio.Lock()
+        self._next_key = 0
+        self._starts: set[Supervisor] = set()
+        """Those whose start is pending."""
+
+        self._turn = asyncio.Lock()
+        """Held by the change that is being made."""
+
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._stopped = False
+        self._shutdown = False
 
     # start and end
 
@@ -206,8 +209,8 @@ class Registry:
         be planned.
         """
         for name, model in self.models.items():
-            self._plans[name] = await self._planned(model)
-        async with self._changing:
+            self._plans[name] = await self._plan(model)
+        async with self._turn:
             await self._start(next(iter(self.models)))
 
     async def start_others(self) -> None:
@@ -216,13 +219,13 @@ class Registry:
         Leaves out those that were loaded or unloaded meanwhile.
         """
         for name in list(self.models)[1:]:
-            async with self._changing:
+            async with self._turn:
                 if self.serving(name) or name in self.reasons:
                     continue
                 try:
                     await self._start(name)
                 except ConfigurationError as error:
-                    if self._stopped:
+                    if self._shutdown:
                         return
                     await self._withdraw(name, str(error))
 
@@ -231,10 +234,10 @@ class Registry:
 
     def stop(self) -> None:
         """See `RegistryAccess`."""
-        if self.engines and not self._stopped:
+        if self.engines and not self._shutdown:
             logger().info("shutting down", inputs=sum(self.counts.in_flight))
-        self._stopped = True
-        for supervisor in self._starting:
+        self._shutdown = True
+        for supervisor in self._starts:
             supervisor.abort_start()
 
     async def close(self) -> None:
@@ -284,7 +287,7 @@ class Registry:
         async def change() -> None:
             now = self.serving(model.description.name)
             if now is None or now.model.description.version != model.description.version:
-                await self._replace(model, await self._planned(model))
+                await self._replace(model, await self._plan(model))
 
         await self._in_turn(change)
 
@@ -303,8 +306,8 @@ class Registry:
         """Makes a change after all earlier ones; stopping halfway would leave workers behind."""
 
         async def work() -> None:
-            async with self._changing:
-                if self._stopped:
+            async with self._turn:
+                if self._shutdown:
                     raise ConfigurationError(ENDING)
                 await change()
 
@@ -317,8 +320,8 @@ class Registry:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _planned(self, model: Model) -> EnginePlan:
-        return await asyncio.to_thread(self._plan, model)  # may start a process
+    async def _plan(self, model: Model) -> EnginePlan:
+        return await asyncio.to_thread(self._planner, model)  # may start a process
 
     async def _replace(self, model: Model, plan: EnginePlan) -> None:
         """Starts an engine, and lets it serve instead of the model's previous one.
@@ -326,8 +329,8 @@ class Registry:
         If a web process cannot serve it, it is closed and the previous one still serves. Raises
         ConfigurationError.
         """
-        engine = Engine(self._started, await self._started_supervisor(model, plan))
-        self._started += 1
+        engine = Engine(self._next_key, await self._start_supervisor(model, plan))
+        self._next_key += 1
         self.engines.append(engine)
         members = list(self.members.items())
         try:
@@ -348,7 +351,7 @@ class Registry:
     async def _serve(self, member: Member, engine: Engine) -> ConfigurationError | None:
         """Lets a web process serve an engine; returns why one that has just started cannot."""
         index = member.index
-        calls = [] if engine.is_used_by(index) else [member.prepare(engine.handle(index))]
+        calls = [] if index in engine.users else [member.prepare(engine.handle(index))]
         try:
             await all_of([*calls, member.serve(engine.key)])
         except ConfigurationError as error:
@@ -356,22 +359,29 @@ class Registry:
             return error
         return None
 
-    async def _started_supervisor(self, model: Model, plan: EnginePlan) -> Supervisor:
-        settings = settings_beside_others(model, self.settings, next(iter(self.models)))
+    async def _start_supervisor(self, model: Model, plan: EnginePlan) -> Supervisor:
+        """Starts a model's workers: `auto` means one for all but the default model.
+
+        Raises ConfigurationError.
+        """
+        settings = model.settings(self.settings)
+        is_default = model.description.name == next(iter(self.models))
+        if settings.instances == "auto" and not is_default:
+            settings = settings.model_copy(update={"instances": 1})
         supervisor = Supervisor(
             plan.backend, model, plan.signatures, settings, self.counts, self.web_processes
         )
-        self._starting.add(supervisor)
+        self._starts.add(supervisor)
         try:
-            if self._stopped:
+            if self._shutdown:
                 supervisor.abort_start()
-            started = time.monotonic()
+            start = time.monotonic()
             await asyncio.to_thread(supervisor.start)
         finally:
-            self._starting.remove(supervisor)
-        if not self._started:
+            self._starts.remove(supervisor)
+        if not self._next_key:
             self.on_first(supervisor)
-        supervisor.report.load_s = round(time.monotonic() - started, 3)
+        supervisor.report.load_s = round(time.monotonic() - start, 3)
         supervisor.report.web_processes = self.web_processes
         supervisor.report.web_processes_reason = self.web_processes_reason
         return supervisor
@@ -383,7 +393,7 @@ class Registry:
     async def _end(self, engine: Engine) -> None:
         """Closes an engine once no web process uses it any more."""
         engine.state = State.DRAINING
-        await engine.unused.wait()
+        await engine.free.wait()
         self.engines.remove(engine)
         await asyncio.to_thread(engine.supervisor.close)
         engine.state = State.GONE
@@ -394,14 +404,3 @@ async def all_of(calls: Iterable[Awaitable[Any]]) -> None:
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
-
-
-def settings_beside_others(model: Model, common: Settings, default: str) -> Settings:
-    """Returns a model's settings, in which `auto` instances means one for all but the default model.
-
-    `default` is the default model's name. Raises ConfigurationError.
-    """
-    settings = model.settings(common)
-    if settings.instances == "auto" and model.description.name != default:
-        return settings.model_copy(update={"instances": 1})
-    return settings

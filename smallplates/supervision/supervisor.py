@@ -44,7 +44,7 @@ from smallplates.worker import batch_sizes, queue
 RETRY_MS = 20
 """Milliseconds between two checks whether the retry of a suspect has finished."""
 
-STARTED_AT_ONCE = 2
+FIRST_WORKERS = 2
 """Workers on a CPU: one that computes, and another that computes beside it or stands by."""
 
 
@@ -85,13 +85,13 @@ class Supervisor:
         # it starts two, and the others only if so many are to compute at a time
         if settings.instances == "auto":
             may_use_gpu = settings.device != "cpu" and topology.gpu_is_possible()
-            for process in self._processes[len(gpus) if may_use_gpu else STARTED_AT_ONCE :]:
+            for process in self._processes[len(gpus) if may_use_gpu else FIRST_WORKERS :]:
                 process.start_at = None
         self._wakeup = (-1, -1)
         self._startup_over = threading.Event()
         """Set when all initial workers are ready, or when the start has failed."""
 
-        self._closing = threading.Event()
+        self._stop = threading.Event()
 
     def start(self) -> None:
         """Returns when every worker is ready. Raises ConfigurationError if a worker cannot start."""
@@ -112,13 +112,13 @@ class Supervisor:
             self._scratch = stack.enter_context(scratch.folder())
             self._gpus = GpuMonitor(self.memory)
             stack.callback(self._gpus.close)
-            admitted = (
-                self.layout.slots_per_web_process
-            )  # doubled for records left by dead web processes
-            self._work = [managed_pipe(stack, 2 * admitted) for _ in range(2)]
-            self._done = [managed_pipe(stack, admitted) for _ in range(self.layout.web_processes)]
-            done_fds = tuple(writer for _, writer in self._done)
-            self._suspects = Suspects(self.memory, (self._work[0][1], self._work[1][1]), done_fds)
+            slots = self.layout.slots_per_web_process
+            # twice the room: records of dead web processes may be left
+            self._work = managed_pipe(stack, 2 * slots), managed_pipe(stack, 2 * slots)
+            self._work_fds = self._work[0][1], self._work[1][1]
+            self._done = [managed_pipe(stack, slots) for _ in range(self.layout.web_processes)]
+            self._done_fds = tuple(writer for _, writer in self._done)
+            self._suspects = Suspects(self.memory, self._work_fds, self._done_fds)
             self._wakeup = managed_pipe(stack, 0)
             readers = [reader for reader, _ in self._work]
             for fd in (*self._wakeup, *readers):
@@ -144,7 +144,7 @@ class Supervisor:
             layout=self.layout,
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
-            work_fds=(self._work[0][1], self._work[1][1]),
+            work_fds=self._work_fds,
             done_fd=self._done[web_process][0],
             wakeup_fd=self._wakeup[1],
         )
@@ -158,14 +158,14 @@ class Supervisor:
 
     def close(self) -> None:
         """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
-        self._closing.set()
+        self._stop.set()
         os.write(self._wakeup[1], b"k")
         self._thread.join()
         self._resources.close()
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
+            while not self._stop.is_set():
                 self._start_due()
                 self._publish_health()
                 self._wait()
@@ -191,31 +191,32 @@ class Supervisor:
 
     def _wait(self) -> None:
         """Waits for a worker's status or death, a web process's wake-up, the next start or a timeout."""
-        running = {p.status_fd: p for p in self._processes if p.popen}
-        poll = queue.poll_of((self._wakeup[0], *running))
+        by_fd = {p.status_fd: p for p in self._processes if p.popen}
+        poll = queue.poll_of((self._wakeup[0], *by_fd))
         due = [self._idle_at, *(p.start_at for p in self._processes if p.start_at is not None)]
-        due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in running.values() if not p.ready]
+        due += [p.started_at + worker_process.LOAD_TIMEOUT_S for p in by_fd.values() if not p.ready]
         seconds = max(0.0, min(due) - time.monotonic())
         timeout = seconds * 1000 + 1 if seconds < math.inf else None
-        if self._release_suspects():
+        ready = sum(process.ready for process in self._processes)
+        if self._suspects.release(ready, sum(process.is_wanted for process in self._processes)):
             timeout = min(timeout or RETRY_MS, RETRY_MS)
         for fd, _ in poll.poll(timeout):
             if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
-                self._read_status(running[fd])
+                self._read_status(by_fd[fd])
 
     @property
     def _idle_at(self) -> float:
         """Time at which the workers end unless a request comes; infinite if they don't."""
         limit_s, memory, now = self._settings.idle_unload_s, self.memory, time.monotonic()
-        wanted = [process for process in self._processes if process.is_wanted]
-        if not limit_s or not all(process.ready for process in wanted):
+        processes = [process for process in self._processes if process.is_wanted]
+        if not limit_s or not all(process.ready for process in processes):
             return math.inf
         if any(memory.in_flight):
             return now + limit_s
         last = max(np.max(memory.queued_at), np.max(memory.finished_at))
-        return float(max(last, *(process.ready_at for process in wanted))) + limit_s
+        return float(max(last, *(process.ready_at for process in processes))) + limit_s
 
     def _follow_demand(self) -> None:
         """Ends the workers if no request has come for long; starts them again for the next one."""
@@ -230,19 +231,14 @@ class Supervisor:
         """Ends all workers; the records that a request may have queued meanwhile stay in the queue."""
         self._log.info("model asleep", idle_s=self._settings.idle_unload_s)
         self.memory.is_asleep[0] = True
-        running = [process for process in self._processes if process.popen]
-        worker_process.stop_all(running, self._hang_limit)
-        for process in running:
+        processes = [process for process in self._processes if process.popen]
+        worker_process.stop_all(processes, self._hang_limit)
+        for process in processes:
             process.popen, process.start_at = None, math.inf
             process.ready = process.serving = False
             self._suspects.empty_inbox(process.index, killed=True)
             self.memory.busy_since[process.index] = 0
         self._let_serve()
-
-    def _release_suspects(self) -> bool:
-        """Queues the next suspect if it may be retried; returns whether a retry is in progress."""
-        ready = sum(process.ready for process in self._processes)
-        return self._suspects.release(ready, sum(process.is_wanted for process in self._processes))
 
     def _read_status(self, process: WorkerProcess) -> None:
         """Reads a worker's status pipe; end of file means that the worker has died."""
@@ -292,8 +288,8 @@ class Supervisor:
             layout=self.layout,
             memory_fd=self.memory.fd,
             counts_fd=self._counts.fd,
-            work_pipes=(self._work[0], self._work[1]),
-            done_fds=tuple(writer for _, writer in self._done),
+            work_pipes=self._work,
+            done_fds=self._done_fds,
             epoll_fd=epoll.fileno() if epoll else None,
         )
 
@@ -303,8 +299,8 @@ class Supervisor:
         if self._report is None:
             self._report = report
         if report.device_type != self._report.device_type:
-            first, other = self._report.device_type, report.device_type
-            self._fail_start(f"one worker runs on {first}, another on {other}: {report.info}")
+            devices = f"{self._report.device_type}, another on {report.device_type}"
+            self._fail_start(f"one worker runs on {devices}: {report.info}")
             return
         if report.gpu_uuid:
             self._gpus.watch(process.index, process.gpu, report.gpu_uuid)
@@ -315,9 +311,9 @@ class Supervisor:
             for index, most in enumerate(report.max_batch_elements):
                 self.memory.max_batch_elements[index] = most
         if not report.on_gpu:
-            for waiting in self._processes[: max(report.workers, STARTED_AT_ONCE)]:
-                if not waiting.is_wanted:
-                    waiting.start_at = time.monotonic()
+            for other in self._processes[: max(report.workers, FIRST_WORKERS)]:
+                if not other.is_wanted:
+                    other.start_at = time.monotonic()
         process.ready, process.ready_at = True, time.monotonic()
         self.memory.load_s[0] = process.ready_at - process.started_at
         self.memory.busy_since[process.index] = 0
@@ -330,8 +326,8 @@ class Supervisor:
         """Lets as many ready workers serve as compute at a time; the others stand by."""
         most = self._report.workers if self._report else 0
         for process in self._processes:
-            serving = sum(other.serving for other in self._processes)
-            if process.ready and not process.serving and serving < most:
+            count = sum(other.serving for other in self._processes)
+            if process.ready and not process.serving and count < most:
                 process.serving = True
                 process.send_command(SERVE)
         serving = sum(process.serving for process in self._processes)
@@ -351,10 +347,10 @@ class Supervisor:
         code = popen.wait()
         os.close(process.status_fd)
         os.close(process.control_fd)
-        killed = code == -signal.SIGKILL and not process.is_killed_as_hung
-        failed = not killed or process.failed_starts >= STARTS_IF_KILLED
-        process.has_failed = failed and process.failed_starts > 0
-        if not self._startup_over.is_set() and (self._error or failed):
+        is_killed = code == -signal.SIGKILL and not process.is_killed_as_hung
+        is_failure = not is_killed or process.failed_starts >= STARTS_IF_KILLED
+        process.has_failed = is_failure and process.failed_starts > 0
+        if not self._startup_over.is_set() and (self._error or is_failure):
             self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
             return
         self.memory.restarts[0] += 1
@@ -366,7 +362,7 @@ class Supervisor:
             reason=f"{describe_exit(code)}: {error}" if error else describe_exit(code),
             restart_in_s=round(process.start_at - now, 1),
         )
-        self._suspects.empty_inbox(process.index, killed, process.is_killed_as_hung)
+        self._suspects.empty_inbox(process.index, is_killed, process.is_killed_as_hung)
         self.memory.busy_since[process.index] = 0
         for other in self._processes:
             if other.ready:  # make it look for a record that may have woken only the dead worker
@@ -376,7 +372,7 @@ class Supervisor:
     def _fail_start(self, reason: str) -> None:
         """Makes `start` raise ConfigurationError with this reason."""
         self._error = reason
-        self._closing.set()
+        self._stop.set()
         self._startup_over.set()
 
     def _publish_health(self) -> None:
@@ -394,5 +390,5 @@ class Supervisor:
         """Publishes whether the engine is down; if that has changed, notifies every web process."""
         if self.memory.is_down[0] != is_down:
             self.memory.is_down[0] = is_down
-            for _, writer in self._done:
-                send(writer, NOTICE)
+            for fd in self._done_fds:
+                send(fd, NOTICE)

@@ -24,11 +24,11 @@ class Suspects:
         self._memory = memory
         self._work_fds = work_fds
         self._done_fds = done_fds
-        self._waiting: deque[tuple[int, bool]] = deque()
+        self._queue: deque[tuple[int, bool]] = deque()
         """Their records, and whether the last worker of each was hung."""
 
-        self._retried = 0
-        """Record of the suspect being retried, or of the last one; 0: none."""
+        self._retry = 0
+        """Record of the suspect that is computed again, or of the last one; 0: none."""
 
     def empty_inbox(self, index: int, killed: bool, hung: bool = False) -> None:
         """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
@@ -43,8 +43,8 @@ class Suspects:
             if not value or memory.generation[slot] != generation_of(value):
                 continue
             inbox[place] = 0
-            if value == self._retried:
-                self._retried = 0
+            if value == self._retry:
+                self._retry = 0
             attempts = memory.attempts[slot]  # a worker that takes the slot changes its state first
             state = memory.state[slot]
             if state == State.RUNNING and memory.worker[slot] != index:
@@ -59,7 +59,7 @@ class Suspects:
                 memory.attempts[slot] = SPARED
             elif state == State.RUNNING or attempts > 0:
                 memory.attempts[slot] = max(1, attempts)
-                self._waiting.append((value, hung))
+                self._queue.append((value, hung))
                 continue
             send(self._work_fds[memory.bulk[slot]], value)
 
@@ -70,17 +70,20 @@ class Suspects:
         """
         memory = self._memory
         self._drop_late()
-        if self._retried and self._is_open(self._retried):
-            return True
-        self._retried = 0
-        while self._waiting and ready >= min(2, workers):
-            value, hung = self._waiting.popleft()
+        if self._retry:
+            slot = slot_of(self._retry)
+            is_open = memory.state[slot] in (State.QUEUED, State.RUNNING)
+            if is_open and memory.generation[slot] == generation_of(self._retry):
+                return True
+        self._retry = 0
+        while self._queue and ready >= min(2, workers):
+            value, hung = self._queue.popleft()
             slot = slot_of(value)
             if memory.attempts[slot] >= MAX_ATTEMPTS:
                 memory.state[slot] = State.TIMED_OUT if hung else State.CRASHED
                 self._report(slot)
                 continue
-            self._retried = value
+            self._retry = value
             send(self._work_fds[memory.bulk[slot]], value)
             return True
         return False
@@ -88,17 +91,12 @@ class Suspects:
     def _drop_late(self) -> None:
         """Reports suspects that were cancelled or missed their deadline."""
         memory, now = self._memory, time.monotonic()
-        for suspect in list(self._waiting):
+        for suspect in list(self._queue):
             slot = slot_of(suspect[0])
             if memory.cancelled[slot] or memory.deadline[slot] <= now:
                 memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
-                self._waiting.remove(suspect)
+                self._queue.remove(suspect)
                 self._report(slot)
-
-    def _is_open(self, value: int) -> bool:
-        slot = slot_of(value)
-        in_queue = self._memory.state[slot] in (State.QUEUED, State.RUNNING)
-        return in_queue and self._memory.generation[slot] == generation_of(value)
 
     def _report(self, slot: int) -> None:
         memory = self._memory

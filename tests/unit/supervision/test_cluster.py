@@ -48,7 +48,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._listener, made._metrics_folder = Mock(), Mock()
-    made._registry._plan = lambda _: PLAN
+    made._registry._planner = lambda _: PLAN
     return made
 
 
@@ -112,11 +112,11 @@ async def test_a_web_process_that_cannot_be_started_is_tried_again(
 
     def start(*arguments: object) -> None:
         tries.append(arguments)
-        parent._stopping = len(tries) == 3
+        parent._shutdown = len(tries) == 3
         refused()
 
     monkeypatch.setattr(WebProcess, "start", start)
-    parent._accepting = True
+    parent._is_open = True
     await parent._keep(0)
     assert len(tries) == 3
 
@@ -223,7 +223,7 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
         parent._ping()
         tell(parent, web_process, 1)
     assert received(its_end) == []
-    parent._stopping = True
+    parent._shutdown = True
     for _ in range(MAX_UNANSWERED + 1):
         parent._ping()
     assert slow.popen.wait(20) == -9
