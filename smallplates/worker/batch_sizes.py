@@ -15,14 +15,14 @@ LARGEST = 512
 """Largest batch that settings or models may choose."""
 
 
-def largest_batch(settings: Settings, device: str, declared: bool = False) -> int:
+def largest_batch(settings: Settings, device: str, is_class: bool = False) -> int:
     """Returns the maximum from the settings, or for `auto` the largest size that warm-up tries.
 
-    `declared` means that the model itself may choose its largest batch.
+    `is_class` means that a Python class may choose its largest batch itself.
     """
     if settings.max_batch_size != "auto":
         return settings.max_batch_size
-    return LARGEST if declared else LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
+    return LARGEST if is_class else LARGEST_ON_CPU if device == "cpu" else LARGEST_ON_GPU
 
 
 def sizes(settings: Settings, device: str, cap: int = 0) -> list[int]:

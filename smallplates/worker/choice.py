@@ -146,8 +146,9 @@ def choose(
         reasons = reasons or "the runtime does not support it"
         raise ConfigurationError(f"SERVING_PRECISION={precision} cannot be used on a CPU: {reasons}")
     if len(usable) == 1:
-        forced = precision_check.FORCED.format(precision)
-        reason = (reasons or "it is the only one available") if precision == "auto" else forced
+        reason = reasons or "it is the only one available"
+        if precision != "auto":
+            reason = precision_check.FORCED.format(precision)
         return Choice(usable[0].runtime, usable[0].precision, reason, refusals)
 
     def measure_all() -> list[dict[str, Any]]:
@@ -191,37 +192,36 @@ def measure(
         return [Trial(one.runtime, one.precision, reason, chosen=one is reference) for one in candidates]
     expected, ms = answers
     best = Trial(reference.runtime, name, "the reference", ms)
-    trials, agreeing = [best], [best]
+    trials, good = [best], [best]
     for candidate in others:
-        trial, reason = Trial(candidate.runtime, candidate.precision, ""), ""
-        faster = next((known for known in agreeing if is_faster_for_sure(known, candidate)), None)
+        trial = Trial(candidate.runtime, candidate.precision, "")
+        faster = next((other for other in good if is_faster_for_sure(other, candidate)), None)
         if ms < QUICK_MS:
-            reason = f"not tried: {name} takes only {ms} ms per item"
+            trial = replace(trial, reason=f"not tried: {name} takes only {ms} ms per item")
         elif faster:
-            reason = f"not tried: {faster.runtime} is faster in {faster.precision}"
+            trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
-            found, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
-            trial = found or replace(trial, reason=f"it cannot be used: {error}")
-            reason = trial.reason
-        if not reason:
-            agreeing.append(trial)
-            is_slow = (trial.ms or 0) > MAX_TIME_RATIO * (best.ms or 0)
-            reason = f"it agrees with {name} and is faster: {trial.ms} instead of {ms} ms per item"
-            if is_slow:
+            answer, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
+            trial = answer or replace(trial, reason=f"it cannot be used: {error}")
+        if not trial.reason:
+            good.append(trial)
+            if (trial.ms or 0) > MAX_TIME_RATIO * (best.ms or 0):
                 reason = f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
-            trial = replace(trial, reason=reason)
-            best = best if is_slow else trial
-        trials.append(replace(trial, reason=reason))
+                trial = replace(trial, reason=reason)
+            else:
+                reason = f"it agrees with {name} and is faster: {trial.ms} instead of {ms} ms per item"
+                trial = best = replace(trial, reason=reason)
+        trials.append(trial)
     return [replace(trial, chosen=trial == best) for trial in trials]
 
 
-def is_faster_for_sure(known: Trial, candidate: Candidate) -> bool:
-    """Returns whether `candidate` need not be tried: `known` agrees and is certain to be faster.
+def is_faster_for_sure(trial: Trial, candidate: Candidate) -> bool:
+    """Returns whether `candidate` need not be tried: `trial` agrees and is certain to be faster.
 
     That is so if its precision is lower and either the runtime is the same or the candidate is in fp32.
     """
-    lower = PRECISIONS.index(known.precision) < PRECISIONS.index(candidate.precision)
-    return lower and (known.runtime == candidate.runtime or candidate.precision == "fp32")
+    lower = PRECISIONS.index(trial.precision) < PRECISIONS.index(candidate.precision)
+    return lower and (trial.runtime == candidate.runtime or candidate.precision == "fp32")
 
 
 def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]:
@@ -230,16 +230,16 @@ def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]
     Returns the outputs for all samples, then those for each further batch, or None if it is refused; and
     the milliseconds per item.
     """
-    outputs, ms = timed_answers(infer, samples)
+    outputs, ms = time_answers(infer, samples)
     answers: list[Any] = [outputs]
     end = time.perf_counter() + MAX_FURTHER_S + MAX_FURTHER_ITEMS * ms / 1000
     s_per_element = ms / 1000 / sum(array[:1].size for array in samples.inputs)
     for _, batch in samples.further():
-        started, elements = time.perf_counter(), sum(array.size for array in batch)
-        if ms < QUICK_MS or started + elements * s_per_element > end:
+        start, elements = time.perf_counter(), sum(array.size for array in batch)
+        if ms < QUICK_MS or start + elements * s_per_element > end:
             break
         answers.append(attempt(partial(infer, batch))[0])
-        s_per_element = min(s_per_element, (time.perf_counter() - started) / elements)
+        s_per_element = min(s_per_element, (time.perf_counter() - start) / elements)
     return answers, ms
 
 
@@ -257,12 +257,12 @@ def measure_one(
     computed, too, because they might end the process, but not compared.
     """
     inputs, before, largest = samples(), own_memory_mb(), 0
-    outputs, ms = timed_answers(infer := load(candidate), inputs)
+    outputs, ms = time_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
-    seen = difference(expected[0], outputs, inputs.compare)
-    gap = seen.worst if seen.has_same_best else max(seen.worst, 1.0)
-    gap = round(seen.mean if is_int8 else gap, 5)
+    gaps = difference(expected[0], outputs, inputs.compare)
+    gap = gaps.worst if gaps.has_same_best else max(gaps.worst, 1.0)
+    gap = round(gaps.mean if is_int8 else gap, 5)
     trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, memory)
     if gap > most:
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
@@ -271,12 +271,12 @@ def measure_one(
         if answer is None:
             attempt(partial(infer, batch))
             continue
-        found, again, largest = infer(batch), infer(batch), max(largest, size)
+        first, second, largest = infer(batch), infer(batch), max(largest, size)
         shapes = ", ".join(str(list(array.shape)) for array in batch)
-        if any(one.tobytes() != other.tobytes() for one, other in zip(found, again, strict=True)):
+        if any(one.tobytes() != other.tobytes() for one, other in zip(first, second, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
-        seen = difference(answer, found, inputs.compare)
-        gap = seen.mean if is_int8 else seen.worst
+        gaps = difference(answer, first, inputs.compare)
+        gap = gaps.mean if is_int8 else gaps.worst
         if gap > most:
             raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
     takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
@@ -284,7 +284,7 @@ def measure_one(
     return replace(trial, reason=reason, largest_size=largest or None)
 
 
-def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
+def time_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
     """Computes the samples one by one, or in batches of the network's fixed size.
 
     Returns the outputs [N, ...], and the milliseconds per item over a single item and a batch, each the
@@ -297,9 +297,9 @@ def timed_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:
     for turn in range(MAX_ROUNDS):
         for size in least:
             batch = samples.part(0, size)
-            started = time.perf_counter()
+            start = time.perf_counter()
             infer(batch)
-            least[size] = min(least[size], time.perf_counter() - started)
+            least[size] = min(least[size], time.perf_counter() - start)
         if turn + 1 >= MIN_ROUNDS and time.perf_counter() > end:
             break
     outputs = [np.concatenate(output) for output in zip(*answers, strict=True)]

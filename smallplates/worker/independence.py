@@ -80,8 +80,8 @@ def with_checked_texts(
         batch = texts(lengths, width, beginning)
         try:
             ends = lengths[: len(batch[0])]
-            found = difference_alone(infer, batch, ends, signature.batch_size)
-            return found <= EXACT or found <= largest()  # which reads the file
+            gap = difference_alone(infer, batch, ends, signature.batch_size)
+            return gap <= EXACT or gap <= largest()  # which reads the file
         except Exception:  # of the runtime, or for outputs without a batch
             return False
 
@@ -97,18 +97,18 @@ def with_checked_texts(
     can_pad = pad is not None and any(spec.name == "attention_mask" for spec in signature.inputs)
     different, equal = np.maximum(1, width * np.array((3, 1, 2)) // 4).tolist(), [width] * ITEMS
     if can_pad and share(different, width):
-        checked = replace(signature, pads=True)
+        result = replace(signature, pads=True)
     elif share(equal, width):
-        checked = replace(signature, batch_note=EQUAL_LENGTHS if can_pad else "")
+        result = replace(signature, batch_note=EQUAL_LENGTHS if can_pad else "")
     else:
-        checked = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
+        result = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
     more = ending[-1:] * (signature.batch_size or ITEMS)  # their sum can be divided by that of texts
-    alone = not more or checked.batch_size == 1
+    alone = not more or result.batch_size == 1
     free = alone or share(equal, width, more[: max(0, width - len(ending))])
-    yield (checked := with_ids(checked, equal_count=None if free else more[0]))
+    yield (result := with_ids(result, equal_count=None if free else more[0]))
     if fails(shape[1]):
         most = bisect_left(range(1, shape[1]), True, key=fails) or most
-    yield replace(checked, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})
+    yield replace(result, limits={**signature.limits, **dict.fromkeys(signature.input_axes, most)})
 
 
 def with_ids(signature: Signature, **changes: Any) -> Signature:

@@ -39,12 +39,12 @@ def restore(folder: Path, key: Any, scratch: Path) -> str | None:
     """
     path = folder / f"{digest(key)}.json"
     try:
-        found = json.loads(path.read_bytes())
-        if found["sha256"] != digest([key, found["time"], found["choices"]]):
+        content = json.loads(path.read_bytes())
+        if content["sha256"] != digest([key, content["time"], content["choices"]]):
             raise ValueError("its digest is not that of its content")
-        for name in found["choices"].keys() & NAMES:
-            (scratch / name).write_text(json.dumps(found["choices"][name]))
-        return str(found["time"])
+        for name in content["choices"].keys() & NAMES:
+            (scratch / name).write_text(json.dumps(content["choices"][name]))
+        return str(content["time"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if path.exists():
             logger().warning("kept measurements are ignored", path=str(path), reason=str(error))
@@ -75,12 +75,12 @@ def dependencies(model: Model, weights: Iterable[Path], settings: Settings) -> d
     dense = model.description.embedding.dense if model.description.embedding else []
     others = ["tokenizer.json", "*quantized.json", "*/*quantized.json", *(f"{name}/*" for name in dense)]
     paths = {*weights, *(path for pattern in others for path in model.folder.glob(pattern))}
-    installed = [found for name in PACKAGES for found in distributions(name=name)]
+    packages = [package for name in PACKAGES for package in distributions(name=name)]
     return {
         "model": model.description.model_dump(mode="json"),
         "files": {os.path.relpath(path, model.folder): file_sha256(path) for path in paths},
         "machine": [cpus.usable(), *cpus.identity()],
-        "versions": [__version__, *(f"{found.name} {found.version}" for found in installed)],
+        "versions": [__version__, *(f"{package.name} {package.version}" for package in packages)],
         "settings": settings.model_dump(mode="json", include=SETTINGS),
         "environment": {k: v for k, v in os.environ.items() if k.startswith(VARIABLES)},
     }

@@ -46,16 +46,16 @@ def choose_layout(
     """
 
     def measure() -> Layout:
-        best, least_ms, seen = Layout(cores, 1), math.inf, []
+        best, least_ms, times = Layout(cores, 1), math.inf, []
         for threads in range(1, min(cores, MAX_THREADS) + 1):
             if cores % threads == 0:
                 layout = Layout(cores // threads, threads)
                 ms = in_a_fork(partial(item_ms, load, signature, layout, most))[0] or 0.0
-                seen.append(f"{layout.workers} x {threads}: {ms:.2f}")
+                times.append(f"{layout.workers} x {threads}: {ms:.2f}")
                 if not QUICK_MS / cores < ms < MAX_TIME_RATIO * least_ms:
                     break
                 best, least_ms = layout, ms
-        return best._replace(reason=f"ms per item of workers x threads: {', '.join(seen)}")
+        return best._replace(reason=f"ms per item of workers x threads: {', '.join(times)}")
 
     alone = scratch is None or cores == 1
     return Layout(cores, 1) if alone else Layout(*shared_choice(scratch, "layout", measure))
@@ -71,9 +71,9 @@ def item_ms(load: Callable[[int], Backend], signature: Signature, layout: Layout
         end = time.perf_counter() + WINDOW_S
         while len(times[max(sizes)]) < MIN_ROUNDS or time.perf_counter() < end:
             for size, durations in times.items():
-                started = time.perf_counter()
+                start = time.perf_counter()
                 run(backend, signature, size, lengths)
-                durations.append(time.perf_counter() - started)
+                durations.append(time.perf_counter() - start)
         return sum(median(durations[1:]) for durations in times.values()) / sum(sizes)
 
     backends = [load(layout.threads) for _ in range(layout.workers)]

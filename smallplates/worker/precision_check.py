@@ -74,8 +74,8 @@ class Samples:
         each is also narrow while the others have such a size. The size comes before its batch; 0 comes
         before a narrow batch, and before those of the usual size.
         """
-        signature, fixed = self.signature, self.signature.batch_size
-        yield from ((0, self.part(0, count)) for count in (fixed or 1, fixed or TOGETHER))
+        signature, batch_size = self.signature, self.signature.batch_size
+        yield from ((0, self.part(0, count)) for count in (batch_size or 1, batch_size or TOGETHER))
         most = max((signature.limits[axis] for axis in signature.input_axes), default=0)
         for size in sorted({min(n, most) for n in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)} - {0}):
             full = signature.sizes_at(size)
@@ -83,7 +83,7 @@ class Samples:
                 return
             narrow = [full | {axis: small} for axis in full for small in NARROW if small < full[axis]]
             for each in (*narrow, full) if len(full) > 1 else (full,):
-                shapes = [(fixed or 1, *spec.sized(each)) for spec in signature.inputs]
+                shapes = [(batch_size or 1, *spec.sized(each)) for spec in signature.inputs]
                 yield size * (each is full), list(map(np.resize, self.inputs, shapes))
 
 
@@ -128,8 +128,8 @@ def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
 def token_inputs(signature: Signature, tokens: Array, mask: Array | None = None) -> list[Array]:
     """Returns a text model's inputs for token ids [N, tokens]; `mask` is 0 for padding."""
     mask = np.ones_like(tokens) if mask is None else mask
-    known = {"input_ids": tokens, "attention_mask": mask}
-    return [known.get(spec.name, 0 * tokens).astype(spec.dtype) for spec in signature.inputs]
+    values = {"input_ids": tokens, "attention_mask": mask}
+    return [values.get(spec.name, 0 * tokens).astype(spec.dtype) for spec in signature.inputs]
 
 
 def sample_tokens(model: Model) -> NDArray[np.int64]:
@@ -147,9 +147,9 @@ def fp16_or_fp32(
     `expected` (fp32) and `found` (fp16) are outputs [N, ...]. If `insist` is set, raises
     ConfigurationError instead of returning `fp32`.
     """
-    seen = difference(expected, found, comparison_for(model)).worst
-    reason = f"in fp16 answers differ from fp32 by up to {seen:.3f}"
-    if seen <= MAX_DIFFERENCE:
+    gap = difference(expected, found, comparison_for(model)).worst
+    reason = f"in fp16 answers differ from fp32 by up to {gap:.3f}"
+    if gap <= MAX_DIFFERENCE:
         return "fp16", FORCED.format("fp16") if insist else reason
     if insist:
         raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: {reason}")

@@ -132,9 +132,9 @@ class WorkQueue:
         """
         if values:
             send(self._return_fds[self._memory.bulk[slot_of(values[0])]], *values)
-        returned = set(values)
+        back = set(values)
         for place, value in enumerate(self._inbox.tolist()):
-            if value in returned:
+            if value in back:
                 self._inbox[place] = 0
 
     def _read_size(self, fd: int) -> int:
@@ -145,9 +145,8 @@ class WorkQueue:
         """
         if not self._preferred:
             return self._half if self._pads else self.cap
-        waiting = min(waiting_records(fd), self.cap)
-        fitting = [size for size in self._preferred if size <= waiting]
-        return fitting[-1] if fitting else self.cap
+        count = min(count_records(fd), self.cap)
+        return max((size for size in self._preferred if size <= count), default=self.cap)
 
     def _fill_batch(self, fd: int, count: int) -> int:
         """Reads more records after the first `count`, and returns their new number.
@@ -156,12 +155,12 @@ class WorkQueue:
         """
         end = self._memory.queued_at[slot_of(self._inbox[self._start])] + self._delay_s
         poll = poll_of((fd, self._control_fd))
-        while count < self.cap and (left := end - time.monotonic()) > 0:
-            events = poll.poll(left * 1000)
+        while count < self.cap and (seconds := end - time.monotonic()) > 0:
+            events = poll.poll(seconds * 1000)
             if not events or any(ready == self._control_fd for ready, _ in events):
                 break
-            wanted = next((s for s in self._preferred if count < s <= self.cap), self.cap)
-            count += self._read(fd, count, wanted - count)
+            size = next((size for size in self._preferred if count < size <= self.cap), self.cap)
+            count += self._read(fd, count, size - count)
             if count in self._preferred:
                 break
         return count
@@ -184,7 +183,7 @@ def poll_of(fds: Iterable[int]) -> "select.poll":
     return poll
 
 
-def waiting_records(fd: int) -> int:
+def count_records(fd: int) -> int:
     """Returns the number of records in a work pipe."""
     (size,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
     return int(size) // RECORD_BYTES

@@ -19,14 +19,14 @@ def shared_choice(scratch: Path | None, name: str, choose: Callable[[], T]) -> T
     if scratch is None:
         return choose()
     path = scratch / name
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # disk full, or the folder was removed
-            lock = held.enter_context(path.with_suffix(".lock").open("w"))
+            lock = stack.enter_context(path.with_suffix(".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         with contextlib.suppress(OSError, ValueError):
-            kept: T = json.loads(path.read_text())
-            return kept
-        chosen = choose()
+            value: T = json.loads(path.read_text())
+            return value
+        value = choose()
         with contextlib.suppress(OSError):
-            path.write_text(json.dumps(chosen))
-        return chosen
+            path.write_text(json.dumps(value))
+        return value

@@ -8,7 +8,7 @@ that will call the backend.
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -27,7 +27,7 @@ MAX_ROUNDS_S = 1.0  # seconds of measuring in total if other programs disturb it
 MIN_ROUNDS, MAX_ROUNDS = 5, 20
 SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after the first are enough
 
-GROWING_MS = 10.0
+MAX_GROWTH_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
 MAX_CALL_S = 0.25
@@ -60,23 +60,23 @@ def warm_up(
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(min(profiles[0])))
             max_batch_elements.append(max_batch_elements[0])
             continue
-        by_length = measure_lengths(backend, signature, sizes, bounded=largest_size > 0)
-        for length, measured in by_length.items():
-            grow(backend, signature, measured, length, largest_size)
+        by_length = measure_lengths(backend, signature, sizes, is_open=largest_size > 0)
+        for length, batch_ms in by_length.items():
+            grow(backend, signature, batch_ms, length, largest_size)
         by_elements = {
             size * signature.elements(signature.sizes_at(length)): milliseconds
             for length, batch_ms in by_length.items()
             for size, milliseconds in batch_ms.items()
         }
-        is_open = settings.max_batch_size == "auto"
-        best = choose_best(by_elements) if is_open else max(by_elements)
+        is_auto = settings.max_batch_size == "auto"
+        best = choose_best(by_elements) if is_auto else max(by_elements)
         max_batch_elements.append(signature.batch_elements or best)
         profiles.append(by_length)
-    batch_ms = list(profiles[0].values())
+    first = list(profiles[0].values())
     distinct = {(each.inputs[0].name, each.elements(each.limits)): each for each in signatures}
     return Profile(
-        batch_ms=batch_ms[len(batch_ms) // 2],
-        batch_cap=max(choose_cap(settings, milliseconds) for milliseconds in batch_ms),
+        batch_ms=first[len(first) // 2],
+        batch_cap=max(choose_cap(settings, batch_ms) for batch_ms in first),
         max_batch_elements=max_batch_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in distinct.values()),
     )
@@ -100,13 +100,14 @@ def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
 
 
 def measure_lengths(
-    backend: Backend, signature: Signature, batch_sizes: Sequence[int], bounded: bool = False
+    backend: Backend, signature: Signature, batch_sizes: Sequence[int], is_open: bool = False
 ) -> dict[int, dict[int, float]]:
     """Returns the result of `measure` for each of EXAMPLE_LENGTHS; a fixed size is measured once.
 
-    If `bounded`, longer items are measured in batches of at most twice the elements with which shorter
-    ones are computed fastest: larger batches would not be chosen. Lengths that the network does not
-    support, such as odd ones, are left out. Raises ConfigurationError if it supports none of them.
+    If larger batches are tried later (`is_open`), longer items are measured in batches of at most twice
+    the elements with which shorter ones are computed fastest: larger batches would not be chosen.
+    Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
+    if it supports none of them.
     """
     lengths = reversed(EXAMPLE_LENGTHS[:1] if signature.batch_elements else EXAMPLE_LENGTHS)
     different = {tuple(signature.sizes_at(length).values()): length for length in lengths}
@@ -115,7 +116,7 @@ def measure_lengths(
     refusal: ConfigurationError | None = None
     for length in sorted(different.values()):
         elements = signature.elements(signature.sizes_at(length))
-        most = 2 * choose_best(by_elements) if by_elements and bounded else math.inf
+        most = 2 * choose_best(by_elements) if by_elements and is_open else math.inf
         sizes = [size for size in batch_sizes if size * elements <= most] or [min(batch_sizes)]
         try:
             by_length[length] = measure(backend, signature, sizes, length)
@@ -136,17 +137,17 @@ def largest_ms(backend: Backend, signature: Signature) -> float:
     """
     if not signature.input_axes or signature.batch_elements:
         return 0.0
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
         largest = signature.sizes_at(max(signature.limits.values()))
         run(backend, signature, signature.batch_size or 1, largest)
     except (ConfigurationError, OutOfDeviceMemoryError) as error:
         logger().warning("the largest item cannot be computed", reason=str(error))
-    return round((time.perf_counter() - started) * 1000, 3)
+    return round((time.perf_counter() - start) * 1000, 3)
 
 
 def measure(
-    backend: Backend, signature: Signature, batch_sizes: Iterable[int], length: int = 0
+    backend: Backend, signature: Signature, batch_sizes: Sequence[int], length: int = 0
 ) -> dict[int, float]:
     """Returns the time in ms for each batch size that fits into the device's memory, ascending.
 
@@ -155,37 +156,34 @@ def measure(
     for a wrong output, and if not even a single item fits into the memory.
     """
     sizes = signature.sizes_at(length)
-    left = list(batch_sizes)
-    times: dict[int, list[float]] = {size: [] for size in sorted(left)}
+    times: dict[int, list[float]] = {size: [] for size in sorted(batch_sizes)}
     too_large = ""
-    if sizes and len(left) > 1:  # the slow very first call would mislead `is_too_slow`
+    if sizes and len(times) > 1:  # the slow very first call would mislead `is_too_slow`
         with contextlib.suppress(OutOfDeviceMemoryError):
-            run(backend, signature, min(left), sizes)
+            run(backend, signature, min(times), sizes)
     for number in range(MAX_ROUNDS):
-        for size in list(left):
+        for size in [size for size in batch_sizes if size in times]:
             if sizes and is_too_slow(size, times):
-                left.remove(size)
                 del times[size]
                 continue
-            started = time.perf_counter()
+            start = time.perf_counter()
             try:
                 run(backend, signature, size, sizes)
             except OutOfDeviceMemoryError as error:
                 too_large = str(error)
                 logger().warning("a batch size does not fit into the device's memory", size=size)
-                left.remove(size)
                 del times[size]
                 continue
-            times[size].append(time.perf_counter() - started)
-        if not left:
+            times[size].append(time.perf_counter() - start)
+        if not times:
             raise ConfigurationError(f"the device's memory is too small for one input: {too_large}")
         # the first call of each size plans and allocates, so it does not count
-        measured = sum(sum(durations[1:]) for durations in times.values())
-        if number >= SLOW_ROUNDS and measured > min(number * SLOW_ROUND_S, MAX_ROUNDS_S):
+        seconds = sum(sum(durations[1:]) for durations in times.values())
+        if number >= SLOW_ROUNDS and seconds > min(number * SLOW_ROUND_S, MAX_ROUNDS_S):
             break
-        if number + 1 < MIN_ROUNDS or measured <= ROUNDS_S * len(left):
+        if number + 1 < MIN_ROUNDS or seconds <= ROUNDS_S * len(times):
             continue
-        if is_undisturbed([min(durations) / size for size, durations in times.items()]):
+        if is_smooth([min(durations) / size for size, durations in times.items()]):
             break
     return {size: round(min(durations) * 1000, 3) for size, durations in times.items()}
 
@@ -208,7 +206,7 @@ def grow(
 ) -> None:
     """Adds doubled batch sizes to `batch_ms` while doubling gains 5 % and the batches are quick."""
     size = max(batch_ms)
-    while 2 * size <= largest_size and batch_ms[size] <= GROWING_MS and not signature.batch_size:
+    while 2 * size <= largest_size and batch_ms[size] <= MAX_GROWTH_MS and not signature.batch_size:
         if len(batch_ms) > 1 and choose_best(batch_ms) < size:
             return
         try:
@@ -219,7 +217,7 @@ def grow(
         size *= 2
 
 
-def is_undisturbed(seconds: Sequence[float]) -> bool:
+def is_smooth(seconds: Sequence[float]) -> bool:
     """Returns whether the times per item, by ascending batch size, first fall and then rise.
 
     Times disturbed by other programs rise and fall several times.

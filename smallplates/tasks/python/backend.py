@@ -117,7 +117,7 @@ class PythonBackend:
             )
         if most or not self.example:
             device = "cuda" if self._on_gpu else "cpu"
-            allowed = batch_sizes.largest_batch(settings, device, declared=most is not None)
+            allowed = batch_sizes.largest_batch(settings, device, is_class=most is not None)
             self.batch_cap = min(most or allowed, allowed)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:

@@ -41,7 +41,7 @@ def test_the_cap_is_the_smallest_size_that_is_nearly_best(profile: dict[int, flo
     ],
 )
 def test_a_disturbed_profile_is_known_by_its_shape(seconds: list[float], expected: bool) -> None:
-    assert warmup.is_undisturbed(seconds) is expected
+    assert warmup.is_smooth(seconds) is expected
 
 
 def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap(

@@ -10,7 +10,7 @@ import pytest
 from smallplates.engine.memory import RECORD_BYTES, Memory, record, slot_of
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.worker.queue import WorkQueue, waiting_records
+from smallplates.worker.queue import WorkQueue, count_records
 from tests.unit.engine.conftest import LAYOUT
 
 
@@ -115,7 +115,7 @@ def test_preferred_sizes_are_taken_first(memory: Memory, pipes: Pipes, waiting: 
     queue = pipes.queue(memory, cap=8, preferred_batch_sizes=[2, 4])
     pipes.put(*range(waiting))
     assert len(queue.take() or []) == taken
-    assert waiting_records(pipes.pairs[0][0]) == waiting - taken
+    assert count_records(pipes.pairs[0][0]) == waiting - taken
 
 
 def test_the_delay_counts_from_the_first_items_arrival(memory: Memory, pipes: Pipes) -> None:
