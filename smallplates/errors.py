@@ -28,6 +28,11 @@ def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
     return "; ".join(f"{place}: {', or: '.join(messages)}" for place, messages in by_field.items())
 
 
+def in_one_line(error: BaseException) -> str:
+    """Returns an exception's message in one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class ServingError(Exception):
     """Error that the service returns with `status`, a machine-readable `code` and a message."""
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from typer.core import TyperCommand, TyperGroup
 
 from smallplates.cli import hub
-from smallplates.errors import ConfigurationError, in_words
+from smallplates.errors import ConfigurationError, in_one_line, in_words
 from smallplates.export import given_graph, int8, int8_text
 from smallplates.export.folder import description_of, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
@@ -61,8 +61,7 @@ class OneSentence:
             outcome = (
                 "no int8 file was made" if isinstance(error, NoInt8Error) else "nothing was exported"
             )
-            reason = " ".join(str(error).split())  # the libraries' messages have many lines
-            typer.echo(f"{outcome}: {reason}", err=True)
+            typer.echo(f"{outcome}: {in_one_line(error)}", err=True)
             raise typer.Exit(1) from error
 
 

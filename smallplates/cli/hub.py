@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
 
@@ -75,8 +75,7 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
             "has no such model"
         ) from error
     except Exception as error:  # of its HTTP library, which differs from version to version; a full disk
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigurationError(f"{repository} cannot be downloaded: {reason}") from error
+        raise ConfigurationError(f"{repository} cannot be downloaded: {in_one_line(error)}") from error
     if "onnx" in kinds and not any((folder / name).is_file() for name in ONNX):
         raise ConfigurationError(
             f"{repository} has no ONNX file; write one with `smallplates export transformers "

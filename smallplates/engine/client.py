@@ -12,15 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from smallplates.engine.memory import (
-    EngineFds,
-    Memory,
-    State,
-    generation_of,
-    record,
-    send,
-    slot_of,
-)
+from smallplates.engine.memory import EngineFds, Memory, State, generation_of, record, send, slot_of
 from smallplates.engine.statistics import Statistics
 from smallplates.errors import (
     DeadlineExceededError,

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from fastapi_onnx import gpu_graph, graph_file
 from fastapi_onnx.normalisation import model_input
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.export.int8_verdict import Verdict
 from smallplates.models.folder import Model
 
@@ -184,8 +184,3 @@ def silent_logging() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def in_one_line(error: Exception) -> str:
-    """Returns an exception's message in one line, or its type if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.network import Network, open_session, signature_of
-from smallplates.errors import ConfigurationError, RequestError
+from smallplates.errors import ConfigurationError, RequestError, in_one_line
 from smallplates.export.int8 import Options
-from smallplates.export.int8_onnx import in_one_line, silent_logging
+from smallplates.export.int8_onnx import silent_logging
 from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes, milliseconds
 from smallplates.export.photos import class_index
 from smallplates.export.stored_weights import restore_float32_weights, store_weights

@@ -9,8 +9,7 @@ import torch
 
 from fastapi_pt.huggingface import ByName, token_network
 from fastapi_pt.tokens import examples
-from smallplates.errors import ConfigurationError
-from smallplates.export.int8_onnx import in_one_line
+from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.export.torch_export import program_of
 from smallplates.models.comparison import relative
 from smallplates.models.folder import Model

@@ -123,15 +123,11 @@ class Cluster:
 
     async def _keep(self, index: int) -> None:
         """Keeps a web process with this index running until shutdown. Raises ConfigurationError."""
-        loop = asyncio.get_running_loop()
+        loop, count = asyncio.get_running_loop(), self._registry.web_processes
         while not self._shutdown:
             try:
                 web_process = WebProcess.start(
-                    index,
-                    self._registry.web_processes,
-                    self._package,
-                    self._listener,
-                    self._metrics_folder,
+                    index, count, self._package, self._listener, self._metrics_folder
                 )
             except OSError as error:  # out of memory or processes, perhaps only for a while
                 if not self._is_open:
@@ -199,19 +195,16 @@ class Cluster:
         await self._registry.load(model)
 
     def _on_ready(self, web_process: WebProcess) -> None:
+        count, ready = self._registry.web_processes, sum(p.ready for p in self._web_processes.values())
         if self._is_open:
             web_process.send("accept")
-        elif (
-            sum(process.ready for process in self._web_processes.values())
-            == self._registry.web_processes
-            and not self._shutdown
-        ):
+        elif ready == count and not self._shutdown:
             self._is_open = True
             listen(self._listener, self._settings)
             for process in self._web_processes.values():
                 process.send("accept")
             host, port = self._listener.getsockname()[:2]
-            logger().info("listening", host=host, port=port, web_processes=self._registry.web_processes)
+            logger().info("listening", host=host, port=port, web_processes=count)
 
     def _on_death(self, web_process: WebProcess, code: int) -> None:
         """Cancels the dead web process's items in all engines. Raises ConfigurationError."""

@@ -131,13 +131,6 @@ def engine_fields(handle: EngineHandle) -> dict[str, Any]:
 
 def engine_fds(message: dict[str, Any], numbers: list[int]) -> EngineFds:
     """Returns the descriptors and sizes of `prepare`; `numbers` are received descriptors."""
-    memory_fd, counts_fd, interactive_fd, bulk_fd, done_fd, wakeup_fd = numbers
-    return EngineFds(
-        web_process=message["web_process"],
-        layout=LAYOUT.validate_python(message["layout"]),
-        memory_fd=memory_fd,
-        counts_fd=counts_fd,
-        work_fds=(interactive_fd, bulk_fd),
-        done_fd=done_fd,
-        wakeup_fd=wakeup_fd,
-    )
+    memory, counts, interactive, bulk, done, wakeup = numbers
+    layout = LAYOUT.validate_python(message["layout"])
+    return EngineFds(message["web_process"], layout, memory, counts, (interactive, bulk), done, wakeup)

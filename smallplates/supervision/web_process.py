@@ -35,12 +35,7 @@ class WebProcess:
 
     @classmethod
     def start(
-        cls,
-        index: int,
-        count: int,
-        package: str,
-        listener: socket.socket,
-        metrics_folder: Path,
+        cls, index: int, count: int, package: str, listener: socket.socket, metrics_folder: Path
     ) -> "WebProcess":
         """Starts `web/process.py` as one of `count` web processes. Raises OSError."""
         ours, theirs = messages.pair()

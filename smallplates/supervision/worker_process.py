@@ -156,10 +156,7 @@ def hang_limit(settings: Settings, report: WorkerReport | None) -> float:
 
 
 def kill_hung(
-    processes: Iterable[WorkerProcess],
-    memory: Memory,
-    limit_s: float,
-    log: FilteringBoundLogger,
+    processes: Iterable[WorkerProcess], memory: Memory, limit_s: float, log: FilteringBoundLogger
 ) -> None:
     """Kills hung workers and workers that take too long to load; the status pipe reports their exit."""
     now = time.monotonic()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from smallplates.engine.backend import Trial
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.models.comparison import difference
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
@@ -169,7 +169,7 @@ def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:
     try:
         return compute(), ""
     except Exception as error:  # every library has its own exception types
-        return None, " ".join((str(error) or repr(error)).split())[:MAX_REASON]
+        return None, in_one_line(error)[:MAX_REASON]
 
 
 def measure(

@@ -15,7 +15,7 @@ import numpy as np
 
 from smallplates.engine.backend import Backend
 from smallplates.engine.report import Profile
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.logging import logger
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 from smallplates.settings import Settings
@@ -238,7 +238,7 @@ def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]
     except (OutOfDeviceMemoryError, DeviceLostError):
         raise
     except Exception as error:  # every library has its own exception types
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         if size > 1:
             raise ConfigurationError(
                 f"the model cannot compute {size} inputs at once; if its file has a fixed "

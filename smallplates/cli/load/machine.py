@@ -67,11 +67,7 @@ def machine(others: Mapping[str, str] | None = None) -> Facts:
 
 
 def write_results(
-    path: Path,
-    command: str,
-    results: object,
-    others: Mapping[str, str] | None = None,
-    **more: object,
+    path: Path, command: str, results: object, others: Mapping[str, str] | None = None, **more: object
 ) -> None:
     """Writes a results file and its folder; `more` adds further keys."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from smallplates.cli.load.payloads import Requests
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 
 STAGES = {
     "decode": "serving_decode_seconds",
@@ -37,8 +37,7 @@ def get(url: str) -> requests.Response | None:
         cause: BaseException = error
         while cause.__context__:  # the libraries' own words are long
             cause = cause.__context__
-        why = " ".join(str(cause).split()) or type(cause).__name__
-        raise UnreachableError(f"{url} cannot be read: {why}") from error
+        raise UnreachableError(f"{url} cannot be read: {in_one_line(cause)}") from error
     return response if response.ok else None
 
 

@@ -118,10 +118,7 @@ class TritonPythonModel:
         tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
         labels = np.array([[score["label"].encode() for score in top] for top in tops], object)
         probabilities = np.array([[score["probability"] for score in top] for top in tops], np.float32)
-        tensors = [
-            pb_utils.Tensor(self.label, labels),
-            pb_utils.Tensor(self.probability, probabilities),
-        ]
+        tensors = [pb_utils.Tensor(self.label, labels), pb_utils.Tensor(self.probability, probabilities)]
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
