@@ -57,14 +57,14 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
 
     Raises ConfigurationError and OSError; then every file is as it was.
     """
-    calibration, compared = read_photos(model, options)
+    calibration, comparison = read_photos(model, options)
     verdicts: dict[Kind, Verdict] = {}
     with trial_folder(model) as trial:
         if trial.has("model.onnx"):
-            verdicts[ONNX[1]] = onnx_verdict(trial, calibration, compared, options)
+            verdicts[ONNX[1]] = onnx_verdict(trial, calibration, comparison, options)
         if trial.has("model.safetensors") and options.file is None:
             try:
-                verdicts[PT[1]] = pt_verdict(trial, calibration, compared)
+                verdicts[PT[1]] = pt_verdict(trial, calibration, comparison)
             except ConfigurationError as error:
                 typer.echo(f"PyTorch stays in fp32: {error}")
         for fp32, int8 in (ONNX, PT):
@@ -112,10 +112,10 @@ def path_in(model: Model, kind: Kind) -> Path:
     return model.folder / model.description.version / kind
 
 
-def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: Options) -> Verdict:
+def onnx_verdict(trial: Model, calibration: Photos, comparison: Photos, options: Options) -> Verdict:
     """Writes the ONNX backend's int8 file into the trial folder: the best that is found in time."""
     out = path_in(trial, ONNX[1])
-    judge = Judge(trial, OnnxBackend, compared)
+    judge = Judge(trial, OnnxBackend, comparison)
     if options.file is not None:
         image = trial.description.pipeline
         graph, notes = given_graph.convert(given_graph.read(options.file), image.output_size, None)
@@ -130,7 +130,7 @@ def onnx_verdict(trial: Model, calibration: Photos, compared: Photos, options: O
         return int8_onnx.search(quantiser, partial(judge.verdict, ONNX), judge.difference, end)
 
 
-def pt_verdict(trial: Model, calibration: Photos, compared: Photos) -> Verdict:
+def pt_verdict(trial: Model, calibration: Photos, comparison: Photos) -> Verdict:
     """Writes the PyTorch backend's int8 file into the trial folder.
 
     Raises ConfigurationError for a network that the library cannot take.
@@ -138,7 +138,7 @@ def pt_verdict(trial: Model, calibration: Photos, compared: Photos) -> Verdict:
     from fastapi_pt.backend import TorchBackend  # PyTorch, which the others do without
     from smallplates.export import int8_pt
 
-    judge = Judge(trial, TorchBackend, compared)
+    judge = Judge(trial, TorchBackend, comparison)
     for count in PT_FP32_LAYERS:
         layers = int8_pt.write(trial, calibration.pixels, path_in(trial, PT[1]), count)
         verdict = int8_onnx.show(judge.verdict(PT, int8_pt.METHOD, layers))

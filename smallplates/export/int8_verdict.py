@@ -167,8 +167,8 @@ def milliseconds(networks: dict[str, Logits], images: Array) -> dict[str, dict[i
     for size in BATCH_SIZES:
         for _ in range(TIMING_ROUNDS):
             for name, infer in networks.items():
-                started = time.perf_counter()
+                start = time.perf_counter()
                 infer(images[:size])
-                took = 1000 * (time.perf_counter() - started)
-                times[name][size] = round(min(took, times[name].get(size, took)), 3)
+                ms = 1000 * (time.perf_counter() - start)
+                times[name][size] = round(min(ms, times[name].get(size, ms)), 3)
     return times

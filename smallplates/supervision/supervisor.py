@@ -236,7 +236,7 @@ class Supervisor:
         for process in processes:
             process.popen, process.start_at = None, math.inf
             process.ready = process.serving = False
-            self._suspects.empty_inbox(process.index, killed=True)
+            self._suspects.empty_inbox(process.index, is_killed=True)
             self.memory.busy_since[process.index] = 0
         self._let_serve()
 
@@ -326,8 +326,8 @@ class Supervisor:
         """Lets as many ready workers serve as compute at a time; the others stand by."""
         most = self._report.workers if self._report else 0
         for process in self._processes:
-            count = sum(other.serving for other in self._processes)
-            if process.ready and not process.serving and count < most:
+            serving = sum(other.serving for other in self._processes)
+            if process.ready and not process.serving and serving < most:
                 process.serving = True
                 process.send_command(SERVE)
         serving = sum(process.serving for process in self._processes)

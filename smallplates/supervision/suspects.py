@@ -30,12 +30,12 @@ class Suspects:
         self._retry = 0
         """Record of the suspect that is computed again, or of the last one; 0: none."""
 
-    def empty_inbox(self, index: int, killed: bool, hung: bool = False) -> None:
+    def empty_inbox(self, index: int, is_killed: bool, is_hung: bool = False) -> None:
         """Empties a dead worker's inbox: reports finished items and requeues those not yet started.
 
-        The other items become suspects. `killed` means that SIGKILL ended the worker, sent by an
+        The other items become suspects. `is_killed` means that SIGKILL ended the worker, sent by an
         operator or by the kernel for lack of memory; items then become suspects only the second time.
-        `hung` means that the supervisor ended it because of the time limit.
+        `is_hung` means that the supervisor ended it because of the time limit.
         """
         memory, inbox = self._memory, self._memory.inbox[index]
         for place, value in enumerate(inbox.tolist()):
@@ -55,11 +55,11 @@ class Suspects:
                 continue
             if state == State.RUNNING:
                 memory.state[slot] = State.QUEUED
-            if state == State.RUNNING and killed and attempts == 1:
+            if state == State.RUNNING and is_killed and attempts == 1:
                 memory.attempts[slot] = SPARED
             elif state == State.RUNNING or attempts > 0:
                 memory.attempts[slot] = max(1, attempts)
-                self._queue.append((value, hung))
+                self._queue.append((value, is_hung))
                 continue
             send(self._work_fds[memory.bulk[slot]], value)
 
@@ -77,10 +77,10 @@ class Suspects:
                 return True
         self._retry = 0
         while self._queue and ready >= min(2, workers):
-            value, hung = self._queue.popleft()
+            value, is_hung = self._queue.popleft()
             slot = slot_of(value)
             if memory.attempts[slot] >= MAX_ATTEMPTS:
-                memory.state[slot] = State.TIMED_OUT if hung else State.CRASHED
+                memory.state[slot] = State.TIMED_OUT if is_hung else State.CRASHED
                 self._report(slot)
                 continue
             self._retry = value

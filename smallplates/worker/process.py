@@ -119,8 +119,8 @@ class Worker:
         report.batch_cap = cap or report.batch_cap
         if kept and is_measured and not measured_at:
             save(*kept())
-        for loaded in executor.backends:
-            loaded.trim()
+        for each in executor.backends:
+            each.trim()
         trim_heap()
         return report
 
@@ -133,11 +133,11 @@ class Worker:
         backend = pkgutil.resolve_name(args.backend)()
         if not folder or not scratch or self._may_use_gpu or not isinstance(backend, WeightsReader):
             return None
-        called = [args.backend, args.layout.workers, *map(asdict, args.layout.signatures)]
+        call = [args.backend, args.layout.workers, *map(asdict, args.layout.signatures)]
 
         @cache
         def arguments() -> tuple[Path, Any, Path]:
-            key = [called, dependencies(model, backend.weights(model), self._settings)]
+            key = [call, dependencies(model, backend.weights(model), self._settings)]
             return folder, key, scratch
 
         return arguments
@@ -216,31 +216,31 @@ class Worker:
             return None
         return batch
 
-    def _claim(self, taken: list[int]) -> list[int]:
-        """Chooses a batch among the taken records, marks its slots, and gives the others back.
+    def _claim(self, values: list[int]) -> list[int]:
+        """Chooses a batch among the records, marks its slots, and gives the others back.
 
         Cancelled and expired items are reported at once and never computed.
         """
         memory, executor, now = self._memory, self._executor, time.monotonic()
-        waiting: dict[int, int] = {}
-        dropped, batch = [], []
+        by_slot: dict[int, int] = {}
+        late, batch = [], []
         with self._queue.turn():
-            for value in taken:
+            for value in values:
                 slot = slot_of(value)
                 if memory.generation[slot] != generation_of(value) or memory.state[slot] != State.QUEUED:
                     continue
                 if memory.cancelled[slot] or memory.deadline[slot] <= now:
                     memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
-                    dropped.append(slot)
+                    late.append(slot)
                 else:
-                    waiting[slot] = value
-            if waiting:
-                slots = sorted(waiting, key=memory.queued_at.__getitem__)
+                    by_slot[slot] = value
+            if by_slot:
+                slots = sorted(by_slot, key=memory.queued_at.__getitem__)
                 batch = executor.choose(slots)
                 executor.mark(batch)
-                self._queue.give_back([waiting[slot] for slot in slots if slot not in batch])
-        if dropped:
-            executor.report(dropped)
+                self._queue.give_back([by_slot[slot] for slot in slots if slot not in batch])
+        if late:
+            executor.report(late)
         return batch
 
 

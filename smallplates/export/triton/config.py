@@ -112,9 +112,9 @@ class Configs:
 
     def _batching(self) -> str:
         settings = self.settings
-        preferred = ", ".join(map(str, settings.preferred_batch_sizes))
+        sizes = ", ".join(map(str, settings.preferred_batch_sizes))
         return BATCHING.format(
-            preferred=f"preferred_batch_size: [ {preferred} ]\n  " if preferred else "",
+            preferred=f"preferred_batch_size: [ {sizes} ]\n  " if sizes else "",
             delay_us=settings.max_queue_delay_us,
             timeout_us=1000 * settings.request_timeout_ms,
             queue_size=settings.queue_size,

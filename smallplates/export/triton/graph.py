@@ -41,8 +41,8 @@ def check(value: ValueInfoProto, dims: tuple[int, ...]) -> None:
     tensor = value.type.tensor_type
     lengths = list(tensor.shape.dim)
     fits = len(lengths) == 1 + len(dims) and all(
-        not length.HasField("dim_value") or length.dim_value == wanted
-        for length, wanted in zip(lengths[1:], dims, strict=True)
+        not length.HasField("dim_value") or length.dim_value == size
+        for length, size in zip(lengths[1:], dims, strict=True)
     )
     if tensor.elem_type != TensorProto.FLOAT or not fits:
         raise ConfigurationError(f"{value.name!r} in model.onnx is not float {['N', *dims]}")

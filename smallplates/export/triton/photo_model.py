@@ -75,22 +75,22 @@ class TritonPythonModel:
             ]
         except Exception:
             pb_utils.Logger.log_error(traceback.format_exc())
-            return [failed("the server failed", pb_utils.TritonError.INTERNAL) for _ in requests]
+            return [error_response("the server failed", pb_utils.TritonError.INTERNAL) for _ in requests]
 
     def read(self, request: Request) -> "Photos | Response":
         """Returns the decoded photos, or a response with the reason why there are none."""
         if request.is_cancelled():
-            return failed("the client has gone", pb_utils.TritonError.CANCELLED)
+            return error_response("the client has gone", pb_utils.TritonError.CANCELLED)
         try:
             top_k = json.loads(request.parameters() or "{}").get("top_k", 1)
             if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1:
                 raise InvalidRequestError("top_k must be a whole number from 1")
             elements = pb_utils.get_input_tensor_by_name(request, self.image).as_numpy().ravel()
-            return Photos(np.stack(self.decoded(elements.tolist())), top_k)
+            return Photos(np.stack(self.decode(elements.tolist())), top_k)
         except ServingError as error:
-            return failed(error.detail, pb_utils.TritonError.INVALID_ARG)
+            return error_response(error.detail, pb_utils.TritonError.INVALID_ARG)
 
-    def decoded(self, elements: list[bytes]) -> list[NDArray[np.uint8]]:
+    def decode(self, elements: list[bytes]) -> list[NDArray[np.uint8]]:
         """Decodes files or their base64 to pixels [height, width, 3].
 
         Raises ServingError that names the element, if there are several.
@@ -122,6 +122,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def failed(detail: str, code: Any) -> Response:  # an enumeration of the backend
+def error_response(detail: str, code: Any) -> Response:  # an enumeration of the backend
     """Returns an error response."""
     return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(detail, code))

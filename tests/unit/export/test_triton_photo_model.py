@@ -122,7 +122,7 @@ def test_a_bad_request_spoils_no_other(
     check_same(answer(after)[0], expected[1][:1])
 
 
-@pytest.mark.parametrize("step", ["decoded", "logits", "answer"])
+@pytest.mark.parametrize("step", ["decode", "logits", "answer"])
 def test_a_failure_inside_is_logged_and_not_told(
     model: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -87,7 +87,7 @@ class Engine:
     def recover(self, index: int) -> Suspects:
         """Does what the supervisor does at once for a worker that was killed."""
         suspects = Suspects(self.memory, (self._work[1], self._bulk[1]), (self._done[1],))
-        suspects.empty_inbox(index, killed=True)
+        suspects.empty_inbox(index, is_killed=True)
         return suspects
 
     def check_answers(self) -> None:
