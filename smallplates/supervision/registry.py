@@ -128,38 +128,15 @@ class Member(Protocol):
         """Takes a model out of service."""
 
 
-class RegistryAccess(Protocol):
-    """What a web process asks of the registry, in the same process or in the parent."""
-
-    shares_ports: bool
-    """Whether other web processes listen on the same ports."""
-
-    async def join(self, member: Member) -> None:
-        """Returns when the default model is in service, or is known to be unloaded.
-
-        Calls the member for every change. Raises ConfigurationError.
-        """
-
-    async def load(self, model: Model) -> None:
-        """Puts a model, or another version of it, into service everywhere. Raises ConfigurationError.
-
-        Continues if the caller is cancelled. If it fails, what was in service before stays so.
-        """
-
-    async def unload(self, name: str) -> None:
-        """Takes a model out of service and ends its engine. Raises ConfigurationError."""
-
-    def stop(self) -> None:
-        """Makes pending loads raise ConfigurationError; none begins any more."""
-
-    async def close(self) -> None:
-        """Ends all engines."""
-
-
 class Registry:
-    """Starts engines and tells the web processes which one serves each model."""
+    """Starts engines and tells the web processes which one serves each model.
+
+    The only web process calls `join`, `load`, `unload`, `stop` and `close`; one of several calls them on
+    its `web.remote_registry.RemoteRegistry`, which passes them on.
+    """
 
     shares_ports = False
+    """Whether other web processes listen on the same ports."""
 
     def __init__(
         self, settings: Settings, plan: Planner, models: Mapping[str, Model], web_processes: int = 1
@@ -199,7 +176,10 @@ class Registry:
     # start and end
 
     async def join(self, member: Member) -> None:
-        """See `RegistryAccess`; for the only web process, in which the registry itself runs."""
+        """Returns when the default model is in service, or is known to be unloaded.
+
+        Calls the member for every change. Raises ConfigurationError.
+        """
         await self.add(member)
         await self.start()
         self.spawn(self.start_others())
@@ -233,7 +213,7 @@ class Registry:
         await self._replace(self.models[name], self._plans[name])
 
     def stop(self) -> None:
-        """See `RegistryAccess`."""
+        """Makes pending loads raise ConfigurationError; none begins any more."""
         if self.engines and not self._shutdown:
             logger().info("shutting down", inputs=sum(self.counts.in_flight))
         self._shutdown = True
@@ -241,7 +221,7 @@ class Registry:
             supervisor.abort_start()
 
     async def close(self) -> None:
-        """See `RegistryAccess`; the web processes must have ended, or released their engines."""
+        """Ends all engines; the web processes must have ended, or released theirs."""
         self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines:
@@ -282,7 +262,10 @@ class Registry:
         return next((engine for engine in engines if engine.name == name), None)
 
     async def load(self, model: Model) -> None:
-        """See `RegistryAccess`."""
+        """Puts a model, or another version of it, into service everywhere. Raises ConfigurationError.
+
+        Continues if the caller is cancelled. If it fails, what was in service before stays so.
+        """
 
         async def change() -> None:
             now = self.serving(model.description.name)
@@ -292,7 +275,7 @@ class Registry:
         await self._in_turn(change)
 
     async def unload(self, name: str) -> None:
-        """See `RegistryAccess`."""
+        """Takes a model out of service and ends its engine. Raises ConfigurationError."""
 
         async def change() -> None:
             if engine := self.serving(name):

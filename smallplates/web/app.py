@@ -20,7 +20,7 @@ from smallplates.models.folder import configured_models, stored_models
 from smallplates.plugins import plugins
 from smallplates.settings import Protocol, Settings
 from smallplates.supervision.planner import planner
-from smallplates.supervision.registry import Registry, RegistryAccess
+from smallplates.supervision.registry import Registry
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
@@ -33,6 +33,7 @@ from smallplates.web.dialects.v2 import http as v2
 from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
+from smallplates.web.remote_registry import RemoteRegistry
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
@@ -55,7 +56,9 @@ CORS_RESPONSE_HEADERS = (
 """Headers of our responses that a browser would hide from a page of another origin."""
 
 
-def create_app(settings: Settings, backend: str, registry: RegistryAccess | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, backend: str, registry: Registry | RemoteRegistry | None = None
+) -> FastAPI:
     """Returns the ASGI application; `app.state.service` is its inference service.
 
     `backend` names a `engine.backend.Backend` as `module:class`; only the workers import it. Without

@@ -17,7 +17,7 @@ Message = tuple[dict[str, Any], list[int]]
 
 
 class RemoteRegistry:
-    """`RegistryAccess` for one of several web processes."""
+    """What `Registry` is to the only web process, for one of several."""
 
     shares_ports = True
 
@@ -36,7 +36,7 @@ class RemoteRegistry:
         """Whether the parent knows about open connections and therefore pings this process."""
 
     async def join(self, member: Member) -> None:
-        """See `RegistryAccess`."""
+        """See `Registry`."""
         loop = asyncio.get_running_loop()
         self._joined = loop.create_future()
         self._sock.setblocking(False)
@@ -55,21 +55,21 @@ class RemoteRegistry:
             self._send_connections()
 
     async def load(self, model: Model) -> None:
-        """See `RegistryAccess`."""
+        """See `Registry`."""
         await self._calls.make(self._sock, "load", **messages.identity(model))
 
     async def unload(self, name: str) -> None:
-        """See `RegistryAccess`."""
+        """See `Registry`."""
         await self._calls.make(self._sock, "unload", model=name)
 
     def stop(self) -> None:
-        """See `RegistryAccess`; the parent itself aborts its loading."""
+        """See `Registry`; the parent itself aborts its loading."""
         if self._joined is not None and not self._joined.done():
             self._joined.set_exception(ConfigurationError(ENDING))
         self._calls.end(ENDING)
 
     async def close(self) -> None:
-        """See `RegistryAccess`; the engines belong to the parent."""
+        """See `Registry`; the engines belong to the parent."""
         self._following.cancel()
 
     def _on_message(self) -> None:

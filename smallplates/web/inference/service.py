@@ -19,10 +19,11 @@ from smallplates.errors import (
 from smallplates.logging import logger
 from smallplates.models.folder import Model, stored_models
 from smallplates.settings import Settings
-from smallplates.supervision.registry import UNLOADED, EngineHandle, RegistryAccess
+from smallplates.supervision.registry import UNLOADED, EngineHandle, Registry
 from smallplates.web.inference.served_model import ServedModel, Traffic
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics
+from smallplates.web.remote_registry import RemoteRegistry
 
 
 class InferenceService:
@@ -34,7 +35,7 @@ class InferenceService:
     index = 0
 
     def __init__(
-        self, settings: Settings, registry: RegistryAccess, configured: Mapping[str, Model]
+        self, settings: Settings, registry: Registry | RemoteRegistry, configured: Mapping[str, Model]
     ) -> None:
         """`configured` maps names to the models to serve, the default model first."""
         self.settings = settings
