@@ -18,6 +18,10 @@ TENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 LENGTHS = "sentence_*_config.json"
 """The file with the length; the name has that of the network's type, mostly `bert`."""
 
+PACKAGE = "sentence_transformers."
+ENCODER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
+"""Kinds of models; both have a `modules.json` since version 5.4."""
+
 FLAG = "pooling_mode_"
 NAMES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}
 
@@ -32,8 +36,8 @@ class Module(BaseModel):
 
     @property
     def kind(self) -> str:
-        """Name of the class."""
-        return self.type.rpartition(".")[2]
+        """Name of the class; with its path if it is not one of sentence-transformers."""
+        return self.type.rpartition(".")[2] if self.type.startswith(PACKAGE) else self.type
 
 
 class Pooling(File):
@@ -67,18 +71,24 @@ class Dense(File):
     ] = "Tanh"
     """Name of the class; the file has the path of its module in front."""
 
+    use_residual: Literal[False] = False
+    module_input_name: Literal["sentence_embedding"] = "sentence_embedding"
+    module_output_name: Literal["sentence_embedding"] | None = None
+
 
 class Options(File):
     """Content of `config_sentence_transformers.json`, and of `sentence_bert_config.json`."""
 
+    model_type: str = ENCODER
     prompts: dict[str, str] = Field(default={})
     default_prompt_name: str | None = None
+    module_output_name: Literal["token_embeddings"] | None = None
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 
 
 def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
-    """Returns what `modules.json` and the files that it names say; None without it, or without pooling.
+    """Returns what `modules.json` and the files that it names say; None without it, or for one module.
 
     Raises ConfigurationError for steps that are not supported.
     """
@@ -88,11 +98,12 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
     with refusing(path):
         modules = TypeAdapter(list[Module]).validate_json(path.read_bytes())
         kinds = [module.kind for module in modules]
-        if "Pooling" not in kinds:
+        if kinds == ["Transformer"]:
             return None
-        normalizes = kinds[-1] == "Normalize"
+        normalizes = kinds[-1:] == ["Normalize"]
         linear = modules[2 : len(modules) - normalizes]
-        if modules[0].path or kinds[1:2] != ["Pooling"] or any(m.kind != "Dense" for m in linear):
+        is_known = kinds[:2] == ["Transformer", "Pooling"] and not modules[0].path
+        if not is_known or any(module.kind != "Dense" for module in linear):
             raise ValueError(
                 f"its modules are {', '.join(kinds)}; supported are a network in the folder itself, "
                 "Pooling, any number of Dense, and Normalize or not"
@@ -101,9 +112,12 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
     pooling = read(pooling_config, Pooling)
     for step in linear:
         read_dense(folder / step.path)
-    file = folder / PROMPTS
-    options = read(file, Options) if file.is_file() else Options()
-    if not pooling.include_prompt and options.prompts:
+    options = read_options(folder)
+    if options.model_type != ENCODER:
+        raise ConfigurationError(
+            f"{folder} cannot be served: a {options.model_type} with its own modules is not supported"
+        )
+    if not pooling.include_prompt and any(options.prompts.values()):
         raise ConfigurationError(
             f"{folder} cannot be served: its pooling leaves prompts out (include_prompt)"
         )
@@ -117,6 +131,12 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
                 **options.model_dump(include={"prompts", "default_prompt_name"}),
             }
         )
+
+
+def read_options(folder: Path) -> Options:
+    """Reads the kind of model and its prompts. Raises ConfigurationError."""
+    file = folder / PROMPTS
+    return read(file, Options) if file.is_file() else Options()
 
 
 def read_length(folder: Path) -> Options:

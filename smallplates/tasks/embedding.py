@@ -26,7 +26,7 @@ LEAST_LENGTH = np.float32(1e-12)
 GENERATORS = ("HeadModel", "HeadsModel")
 """Ends of architectures that generate texts, although they end in `Model`."""
 
-NO_MODULES = "the folder has no modules.json: tokens are averaged (mean), vectors keep their length"
+NO_MODULES = "no modules.json names a pooling: tokens are averaged (mean), vectors keep their length"
 
 
 class EmbeddingRequest(BaseModel):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from smallplates.errors import InvalidRequestError, TextTooLongError
+from smallplates.errors import ConfigurationError, InvalidRequestError, TextTooLongError
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
+from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import Direction, TextTask, Truncate, size_of
@@ -74,7 +75,17 @@ class Ranking(TextTask):
         """
         if len(config.labels) != 1 or config.problem_type not in (None, REGRESSION):
             return None
-        is_cross_encoder = config.sentence_transformers or config.sbert_ce_default_activation_function
+        options = read_options(folder)
+        if options.prompts.get(options.default_prompt_name or ""):
+            raise ConfigurationError(
+                f"{folder} cannot be served: its default_prompt_name puts a prompt before queries; "
+                "rerankers are supported without prompts only"
+            )
+        is_cross_encoder = (
+            options.model_type == CROSS_ENCODER
+            or config.sentence_transformers
+            or config.sbert_ce_default_activation_function
+        )
         if not (is_cross_encoder or config.problem_type or config.labels == [UNNAMED]):
             return None
         return super().from_export(folder, config)

@@ -24,6 +24,8 @@ from tests import exports, graphs
 WORD_PIECE = exports.word_piece()
 STATES = exports.states(WORD_PIECE)
 MEAN = ("Pooling", {"pooling_mode_mean_tokens": True})
+LINEAR: dict[str, Any] = {"in_features": 4, "out_features": 3}
+OPTIONS = "config_sentence_transformers.json"
 NORMALIZE: tuple[str, dict[str, Any]] = ("Normalize", {})
 TEXTS = ["warm bread", "an awful soup on a cold evening with nobody there", "table"]
 
@@ -111,7 +113,7 @@ def test_an_encoder_alone_is_pooled_by_the_mean_and_says_so(tmp_path: Path) -> N
     folder = saved(tmp_path)
     pipeline = Model.read(folder).description.embedding_pipeline
     assert (pipeline.pooling, pipeline.normalize) == ("mean", False)
-    assert "no modules.json" in pipeline.note
+    assert "names a pooling" in pipeline.note
     expected = np.array([states_of(text).mean(0) for text in TEXTS])
     assert vectors_of(folder, TEXTS) == pytest.approx(expected, abs=1e-5)
 
@@ -165,7 +167,7 @@ def test_vectors_are_cut_and_normalised_as_the_request_says(tmp_path: Path) -> N
 def test_prompts_go_in_front(tmp_path: Path) -> None:
     folder = saved(tmp_path, MEAN)
     prompts = {"prompts": {"query": "warm soup ", "document": ""}, "default_prompt_name": "query"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (folder / OPTIONS).write_text(json.dumps(prompts))
     task = loaded(folder)
     for fields, text in [
         ({}, "warm soup bread"),
@@ -294,15 +296,17 @@ def test_many_texts_are_tokenised_together(tmp_path: Path) -> None:
         ([MEAN, ("LayerNorm", {})], "its modules are Transformer, Pooling, LayerNorm; supported are"),
         ([MEAN, NORMALIZE, ("Dense", {})], "its modules are Transformer, Pooling, Normalize, Dense"),
         ([("WordWeights", {}), MEAN], "its modules are Transformer, WordWeights, Pooling"),
+        ([("Dense", {"in_features": 4})], "its modules are Transformer, Dense; supported are"),
+        ([("SpladePooling", {})], "its modules are Transformer, SpladePooling; supported are"),
         ([MEAN, ("Dense", {"in_features": 4})], r"2_Dense/config\.json cannot be served: out_features"),
         (
-            [
-                MEAN,
-                ("Dense", {"in_features": 4, "out_features": 3, "activation_function": "torch.nn.GELU"}),
-            ],
+            [MEAN, ("Dense", {**LINEAR, "activation_function": "torch.nn.GELU"})],
             r"config\.json cannot be served: activation_function: Input should be 'Identity', 'Tanh'",
         ),
-        ([MEAN, ("Dense", {"in_features": 4, "out_features": 3})], r"model\.safetensors is missing"),
+        ([MEAN, ("Dense", {**LINEAR, "use_residual": True})], "use_residual: Input should be False"),
+        ([MEAN, ("Dense", {**LINEAR, "module_input_name": "token_embeddings"})], "module_input_name: "),
+        ([MEAN, ("Dense", {**LINEAR, "module_output_name": "scores"})], "module_output_name: "),
+        ([MEAN, ("Dense", LINEAR)], r"model\.safetensors is missing"),
     ],
 )
 def test_other_modules_are_refused(tmp_path: Path, steps: list[Any], words: str) -> None:
@@ -310,15 +314,57 @@ def test_other_modules_are_refused(tmp_path: Path, steps: list[Any], words: str)
         Model.read(saved(tmp_path, *steps))
 
 
+def test_code_of_its_own_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, MEAN)
+    text = (folder / "modules.json").read_text()
+    for kind in ("Transformer", "Pooling"):
+        (folder / "modules.json").write_text(
+            text.replace(f"sentence_transformers.models.{kind}", f"own.{kind}")
+        )
+        with pytest.raises(ConfigurationError, match=rf"its modules are .*own\.{kind}"):
+            Model.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            OPTIONS,
+            {"model_type": "CrossEncoder"},
+            "a CrossEncoder with its own modules is not supported",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"module_output_name": "sentence_embedding"},
+            "module_output_name: ",
+        ),
+        ("1_Pooling/config.json", {"include_prompt": False}, "its pooling leaves prompts out"),
+    ],
+)
+def test_other_options_are_refused(tmp_path: Path, name: str, content: Any, words: str) -> None:
+    folder = saved(tmp_path, MEAN)
+    (folder / OPTIONS).write_text(json.dumps({"prompts": {"query": "warm "}}))
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=words):
+        Model.read(folder)
+
+
+def test_empty_prompts_can_be_left_out_of_pooling(tmp_path: Path) -> None:
+    folder = saved(tmp_path, ("Pooling", {"pooling_mode": "mean", "include_prompt": False}))
+    prompts = {"query": "", "document": ""}  # as sentence-transformers writes them by default
+    (folder / OPTIONS).write_text(json.dumps({"prompts": prompts}))
+    assert loaded(folder).prompts == prompts
+
+
 def test_pickles_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, MEAN, ("Dense", {"in_features": 4, "out_features": 3}))
+    folder = saved(tmp_path, MEAN, ("Dense", LINEAR))
     (folder / "2_Dense" / "pytorch_model.bin").touch()
     with pytest.raises(ConfigurationError, match=r"pytorch_model\.bin is a pickle"):
         Model.read(folder)
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, MEAN, ("Dense", {"in_features": 4, "out_features": 3}))
+    folder = saved(tmp_path, MEAN, ("Dense", LINEAR))
     (folder / "2_Dense" / "model.safetensors").write_bytes(b"none")
     with pytest.raises(ConfigurationError, match="cannot be read as a linear layer"):
         OnnxBackend().signature(Model.read(folder))
@@ -336,7 +382,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 def test_prompts_that_pooling_leaves_out_are_refused(tmp_path: Path) -> None:
     folder = saved(tmp_path, ("Pooling", {"pooling_mode_mean_tokens": True, "include_prompt": False}))
     assert loaded(folder).pooling == "mean"
-    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "query: "}}')
+    (folder / OPTIONS).write_text('{"prompts": {"query": "query: "}}')
     with pytest.raises(ConfigurationError, match="include_prompt"):
         Model.read(folder)
 

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import InvalidRequestError, InvalidTextError, RequestError, TextTooLongError
+from smallplates.errors import (
+    ConfigurationError,
+    InvalidRequestError,
+    InvalidTextError,
+    RequestError,
+    TextTooLongError,
+)
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
@@ -131,6 +137,11 @@ def test_what_one_label_means(tmp_path: Path, config: dict[str, Any], task: str)
 
 
 def test_modules_without_pooling_are_those_of_a_cross_encoder(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
+    folder = saved(tmp_path, id2label={"0": "relevance"})
     exports.modules(folder)
+    options = folder / "config_sentence_transformers.json"
+    options.write_text('{"model_type": "CrossEncoder", "default_prompt_name": null, "prompts": {}}')
     assert Model.read(folder).description.task == "ranking"
+    options.write_text('{"prompts": {"query": "query: "}, "default_prompt_name": "query"}')
+    with pytest.raises(ConfigurationError, match="its default_prompt_name puts a prompt before queries"):
+        Model.read(folder)
