@@ -22,6 +22,14 @@ GENERAL = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes in transformers that leave the normalizer as `tokenizer.json` has it."""
 
 
+OF_BERT = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Field of `tokenizer_config.json` -> attribute of BERT's normalizer."""
+
+
 class TokenizerConfig(File):
     """Content of `tokenizer_config.json`."""
 
@@ -31,15 +39,18 @@ class TokenizerConfig(File):
     pad_token: str | dict[str, Any] | None = None
     tokenizer_class: str | None = None
     do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
     add_prefix_space: bool | None = None
 
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
         first, second = tokenizer.normalizer, tokenizer.pre_tokenizer
-        lower, space = self.do_lower_case, self.add_prefix_space
-        is_own = self.tokenizer_class not in GENERAL
-        if lower is not None and is_own and isinstance(first, BertNormalizer):
-            first.lowercase = lower
+        space = self.add_prefix_space
+        if self.tokenizer_class not in GENERAL and isinstance(first, BertNormalizer):
+            for field, attribute in OF_BERT.items():
+                if (value := getattr(self, field)) is not None:
+                    setattr(first, attribute, value)
         if space is not None and isinstance(second, ByteLevel):
             second.add_prefix_space = space
 

@@ -176,16 +176,16 @@ def test_limits_and_padding_are_those_of_the_files(
     assert pipeline == TextPipeline(**{**pipeline.model_dump(), **expected})
 
 
-CASED, NO_SPACE = (
-    {"do_lower_case": False, "tokenizer_class": "BertTokenizer"},
-    {"add_prefix_space": False},
-)
+BERT = {"tokenizer_class": "BertTokenizer"}
+CASED, NO_SPACE = {**BERT, "do_lower_case": False}, {"add_prefix_space": False}
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "text", "other", "options"),
     [
         (exports.word_piece, "WARM", "warm", CASED),
+        (exports.word_piece, "wärm", "warm", {**BERT, "strip_accents": False}),
+        (exports.word_piece, "今天", "今 天", {**BERT, "tokenize_chinese_chars": False}),
         (exports.byte_level, "warm", " warm", NO_SPACE),
     ],
 )
