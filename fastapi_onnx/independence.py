@@ -5,7 +5,7 @@ request of all its items at once is answered as the graph would. Called by `back
 described, in a process of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -19,7 +19,14 @@ from fastapi_onnx.shared_weights import CPU
 from fastapi_onnx.signature import graph_signature
 from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
-from smallplates.models.tensors import EXAMPLE_LENGTHS, NOT_COMPARED, Signature, check_outputs
+from smallplates.models.tensors import (
+    EXAMPLE_LENGTHS,
+    NOT_COMPARED,
+    Array,
+    Signature,
+    axes_of,
+    check_outputs,
+)
 from smallplates.system import cpus
 from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
 from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inputs
@@ -36,8 +43,9 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     """
     path, is_text = graph_path(model), model.description.text is not None
     largest = cache(lambda: tolerance(onnx.load(path, load_external_data=False).graph, signature))
+    is_one = signature.batch_size == 1 and not is_text
     if not signature.is_batched or (
-        not is_text and (signature.batch_size == 1 or largest() == QUANTISED)
+        not is_text and ((is_one and not signature.batch_note) or largest() == QUANTISED)
     ):
         return
     options = ort.SessionOptions()
@@ -53,11 +61,12 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
             return
         alone, again = differences(signature, infer)
     except Exception:  # the runtime's, which has a type per cause
-        yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
+        if not is_one:
+            yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
         return
-    if again > largest():
+    if again > largest() and not is_one:
         yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
-    elif alone > largest():
+    elif again <= largest() < alone:
         note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
         yield graph_signature(path, model, note)
 
@@ -76,7 +85,8 @@ def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
 
     See `comparison.relative`. Raises the runtime's errors.
     """
-    size = signature.batch_size or ITEMS
+    is_one = signature.batch_size == 1
+    size = ITEMS if is_one else signature.batch_size or ITEMS
     for length in EXAMPLE_LENGTHS:
         inputs = random_inputs(signature, size, length)
         try:
@@ -86,8 +96,33 @@ def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
             if length == EXAMPLE_LENGTHS[-1]:
                 raise
     again = difference(together, infer(inputs), relative).worst
+    if is_one:
+        return difference_whole(signature, infer, inputs, together, signature.sizes_at(length)), again
     try:
         check_outputs(signature, together, size, signature.sizes_at(length))
     except ValueError:  # the batch does not divide into items
         return float("inf"), again
     return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again
+
+
+def difference_whole(
+    signature: Signature,
+    infer: Infer,
+    inputs: Sequence[Array],
+    together: Sequence[Array],
+    sizes: Mapping[str, int],
+) -> float:
+    """Returns how far outputs without a batch axis are, for items together, from each item's alone.
+
+    Those whose size depends on the data are left out. Raises the runtime's errors.
+    """
+    places = [
+        place
+        for place, (spec, array) in enumerate(zip(signature.outputs, together, strict=True))
+        if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.sized(sizes))
+    ]
+    whole, worst = [together[place] for place in places], 0.0
+    for row in range(len(inputs[0]) if places else 0):
+        alone = infer([array[row : row + 1] for array in inputs])
+        worst = max(worst, difference([alone[place] for place in places], whole, relative).worst)
+    return worst

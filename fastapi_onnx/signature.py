@@ -154,6 +154,8 @@ class TensorGraph:
         batch = self._batch
         if isinstance(batch, int):
             return f"the first axis is fixed at {batch}, but the output {name} cannot be divided"
+        if has_batch and batch in shape[1:]:
+            return f"the first axis, {batch}, is also another axis of the output {name}"
         others = [axis for axis in self._input_axes if axis not in self._limits]
         is_named = "batch" in str(batch).lower() or batch in ("B", "N")
         if has_batch or self._description.text or (is_named and not {*others}.intersection(shape[:1])):

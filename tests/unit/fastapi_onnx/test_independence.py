@@ -70,6 +70,36 @@ def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> No
     assert not described(made, tmp_path / "rows").is_batched
 
 
+@pytest.mark.parametrize(
+    ("nodes", "axes", "batched"),
+    [
+        ([node("ReduceMean", "x axis", "y", keepdims=0)], [4], False),
+        ([node("ReduceMean", "x axis", "y", keepdims=1)], [1, 4], False),
+        ([node("ReduceSum", "x", "y", keepdims=0)], [], False),
+        ([node("Gather", "x first", "y", axis=0)], [4], False),
+        ([node("Transpose", "x", "t"), node("MatMul", "x t", "y")], ["N", "N"], False),
+        ([node("Identity", "axis", "i"), node("Cast", "i", "y", to=TensorProto.FLOAT)], [1], True),
+        ([node("Reshape", "x shape", "y")], [1, 4], True),
+    ],
+    ids=["mean", "kept axis", "sum", "first", "pairs", "constant", "only one item"],
+)
+def test_an_output_of_all_items_takes_the_batch(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], axes: Sequence[int | str], batched: bool
+) -> None:
+    weights = {"axis": [0], "first": 0, "shape": [1, -1]}
+    tensors = [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()]
+    made = model(
+        [*nodes, node("Abs", "x", "more")],
+        [value("x", axes=["N", 4])],
+        [value("y", axes=axes), value("more", axes=["N", 4])],
+        tensors,
+    )
+    signature = described(made, tmp_path)
+    assert (signature.is_batched, signature.batch_size) == (batched, 1)
+    assert signature.inputs[0].shape == ((4,) if batched else ("N", 4))
+    assert ("one at a time" in signature.batch_note) == batched
+
+
 def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
     weights = [numpy_helper.from_array(np.array(0), "axis")]
     for kind in (TensorProto.INT64, TensorProto.FLOAT):
