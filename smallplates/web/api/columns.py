@@ -72,8 +72,8 @@ class ColumnCall(Call):
 
     @property
     def is_batched(self) -> bool:
-        """Whether the client's shapes begin with the batch dimension."""
-        return len(self.shape) > len(self.entry.inputs[0].dims)
+        """Whether the client's shapes begin with the batch dimension, as [N] may."""
+        return self.count > 1 or len(self.shape) > len(self.entry.inputs[0].dims)
 
 
 def call_of(

@@ -1,6 +1,7 @@
 """The codecs of v2: what a request says, and how answers are written in JSON and gRPC."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from smallplates.base64 import to_bytes
 from smallplates.engine.statistics import Timings
 from smallplates.errors import InvalidRequestError, ServingError
-from smallplates.web.api.catalog import CatalogEntry
+from smallplates.tasks.base import Field
+from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import Output, call_of
 from smallplates.web.dialects.v2 import grpc_messages
 from smallplates.web.dialects.v2.codec import decode, encode
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
-from tests.unit.web.api.entries import ARRAY, MOST, PHOTO
+from tests.unit.web.api.entries import ARRAY, MOST, PHOTO, TEXTS, tensors
 
 
 @pytest.mark.parametrize("microseconds", [0, 1, 2**53 + 1, 2**64, 10**100])
@@ -173,6 +175,24 @@ def test_classes_of_a_request_without_the_batch_dimension() -> None:
         [1],
         ["0.665241:1"],
     )
+
+
+@pytest.mark.parametrize(("sent", "count", "leading"), [([1], 1, []), ([1, 1], 1, [1]), ([3], 3, [3])])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_an_output_has_the_numbers_of_its_shape(
+    sent: list[int], count: int, leading: list[int], is_text: bool
+) -> None:
+    rows = np.arange(2 * count, dtype=np.float32).reshape(count, 2)
+    vector = Field("vector", "FP32", is_list=True)
+    output = ColumnSpec("o", "FP32", (-1,), field=vector if is_text else None)
+    entry = replace(TEXTS if is_text else tensors("FP32", (1,)), outputs=(output,))
+    candidates: Any = [[{"vector": row.tolist()}] for row in rows] if is_text else []
+    answer = Answer(Mock(), candidates, [rows], Timings(0, 0, 0))
+    data: Any = {"i": np.zeros((count, 1)), "TEXT": ["soup"] * count}
+    call = call_of(entry, count, data, outputs=[Output(output)], shape=sent)
+    (found,) = json.loads(encode(call, answer)[0])["outputs"]
+    assert (found["shape"], found["data"]) == ([*leading, 2], rows.ravel().tolist())
+    assert [*grpc_messages.encode(call, answer).outputs[0].shape] == found["shape"]
 
 
 def test_a_large_output_is_not_listed_as_texts() -> None:
