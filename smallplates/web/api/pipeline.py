@@ -111,7 +111,8 @@ class Claim(NamedTuple):
         """Returns whether a body is of this protocol; the model's own fields come first."""
         if isinstance(find, Target):
             task = find.model.task
-            if task.takes_json or any(field.name == self.field for field in task.request):
+            owns = task.takes_json or any(field.name == self.field for field in task.request)
+            if owns and task.request_signature is not None:  # a graph of tensors takes no request
                 return False
         is_likely = JSON_OBJECT.match(body) is not None and f'"{self.field}"'.encode() in body
         return is_likely and self.field in decode_json(OBJECT, body)

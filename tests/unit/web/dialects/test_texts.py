@@ -56,9 +56,10 @@ def test_types_of_teis_errors(error: errors.ServingError, status: int, kind: str
     assert (response.status_code, json.loads(bytes(response.body))["error_type"]) == (status, kind)
 
 
-def target(takes_json: bool = False, *names: str) -> Target[Any]:
-    """A model whose requests have these fields."""
-    task = SimpleNamespace(takes_json=takes_json, request=[Field(name, "BYTES") for name in names])
+def target(takes_json: bool = False, *names: str, signature: int | None = 0) -> Target[Any]:
+    """A model whose requests have these fields; one without a signature takes only tensors."""
+    fields = [Field(name, "BYTES") for name in names]
+    task = SimpleNamespace(takes_json=takes_json, request=fields, request_signature=signature)
     model: Any = SimpleNamespace(task=task)
     return Target(model, bytes.decode)
 
@@ -71,6 +72,7 @@ def target(takes_json: bool = False, *names: str) -> Target[Any]:
         (b'{"inputs": 1}', lambda _: target(), True),
         (b'{"inputs": 1}', target(False, "inputs"), False),
         (b'{"inputs": 1}', target(True), False),
+        (b'{"inputs": 1}', target(True, signature=None), True),
         (b'{"a": {"inputs": 1}}', target(False, "text"), False),
         (b'{"a": "\\"inputs\\""}', target(False, "text"), False),
         (b'["inputs"]', target(False, "text"), False),
