@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import onnxruntime as ort
 import torch
 
-from fastapi_pt.huggingface import ByName, token_network
+from fastapi_pt.huggingface import ByName, library, token_network
 from fastapi_pt.tokens import examples
 from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.export.torch_export import program_of
@@ -29,8 +29,7 @@ def write(model: Model, path: Path) -> None:
     with TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         graph = Path(folder, path.name)
         try:
-            inputs = dict(zip(network.inputs, examples(model, network)[-1], strict=True))
-            program_of(network, inputs, AXES, network.outputs, is_variadic=True).save(graph)
+            export_in_some_form(network, model, graph)
             gap = difference(network, model, graph)
         except Exception as error:  # of PyTorch's exporter and ONNX Runtime
             raise ConfigurationError(
@@ -40,6 +39,29 @@ def write(model: Model, path: Path) -> None:
             raise ConfigurationError(f"the exported graph differs from PyTorch by {gap:.2g} (relative)")
         for file in graph.parent.iterdir():
             shutil.move(file, path.with_name(file.name))
+
+
+def export_in_some_form(network: ByName, model: Model, path: Path) -> None:
+    """Writes an ONNX file; with transformers' own attention if PyTorch's cannot be exported, as of T5.
+
+    Raises the library's errors.
+    """
+    try:
+        export(network, model, path)
+    except Exception as error:  # of PyTorch's exporter
+        for module in network.modules():
+            if isinstance(module, library().PreTrainedModel):
+                module.set_attn_implementation("eager")
+        try:
+            export(network, model, path)
+        except Exception:
+            raise error from None
+
+
+def export(network: ByName, model: Model, path: Path) -> None:
+    """Writes an ONNX file for any number of texts and tokens. Raises the library's errors."""
+    inputs = dict(zip(network.inputs, examples(model, network)[-1], strict=True))
+    program_of(network, inputs, AXES, network.outputs, is_variadic=True).save(path)
 
 
 def difference(network: ByName, model: Model, path: Path) -> float:
