@@ -340,6 +340,24 @@ def test_score(url: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "is_raw"),
+    [
+        ({"raw_scores": True}, True),
+        ({"use_activation": False}, True),
+        ({"activation": False}, True),
+        ({"raw_scores": False, "use_activation": True, "activation": None}, False),
+    ],
+)
+def test_raw_scores_of_documents(url: str, fields: Json, is_raw: bool) -> None:
+    ranks = answer(f"{url}/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": is_raw})
+    expected = [rank["score"] for rank in ranks]
+    found = answer(f"{url}/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, **fields})
+    assert [each["relevance_score"] for each in found["results"]] == expected
+    scores = answer(f"{url}/score", {"text_1": QUERY, "text_2": DOCUMENTS, **fields})["data"]
+    assert sorted((each["score"] for each in scores), reverse=True) == expected
+
+
+@pytest.mark.parametrize(
     ("path", "content", "status"),
     [
         ("/v1/rerank", {"query": QUERY, "documents": []}, 400),

@@ -34,7 +34,20 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(msgspec.Struct):
+class Scores(msgspec.Struct, kw_only=True):
+    """What bodies may say about scores: Infinity's field, and vLLM's by its new and its old name."""
+
+    raw_scores: bool | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether scores are the network's own numbers."""
+        return self.raw_scores is True or False in (self.use_activation, self.activation)
+
+
+class RerankRequest(Scores):
     """The body of `/rerank`."""
 
     query: str
@@ -43,7 +56,7 @@ class RerankRequest(msgspec.Struct):
     return_documents: bool | None = None
 
 
-class ScoreRequest(msgspec.Struct):
+class ScoreRequest(Scores):
     """The body of `/score`: one text and one or more others, or two lists of the same length."""
 
     text_1: str | list[str] | None = None
@@ -66,7 +79,7 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
     if asked.top_n is not None and asked.top_n < 0:
         raise InvalidRequestError(f"top_n must be at least 0, not {asked.top_n}")
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
-    query = input_of(size, query=asked.query, texts=texts, truncate=True)
+    query = input_of(size, query=asked.query, texts=texts, truncate=True, raw_scores=asked.is_raw)
     kept = texts if asked.return_documents else []
     return Call([query], top_k=asked.top_n or None, respond=partial(reranked, entry, kept))
 
@@ -96,7 +109,8 @@ def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
         raise InvalidRequestError(
             "send text_1 and text_2, or queries and documents: one text and several, or as many of each"
         )
-    inputs = [input_of(size, query=query, texts=texts) for query, texts in pairs]
+    raw = asked.is_raw
+    inputs = [input_of(size, query=query, texts=texts, raw_scores=raw) for query, texts in pairs]
     return Call(inputs, respond=partial(scored, entry))
 
 
