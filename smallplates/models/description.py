@@ -125,6 +125,9 @@ class EmbeddingPipeline(BaseModel):
     normalize: bool = False
     """Whether vectors have the length 1, unless a request says otherwise."""
 
+    dimensions: PositiveInt | None = Field(default=None, exclude_if=lambda value: value is None)
+    """How many of a vector's first numbers are returned, unless a request says otherwise; null: all."""
+
     lower_case: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether texts are made lower case before they are tokenized."""
 

@@ -82,6 +82,7 @@ class Options(File):
     model_type: str = ENCODER
     prompts: dict[str, str] = Field(default={})
     default_prompt_name: str | None = None
+    truncate_dim: PositiveInt | None = None
     module_output_name: Literal["token_embeddings"] | None = None
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
@@ -127,6 +128,7 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
                 "pooling": "+".join(pooling.modes),
                 "dense": [step.path for step in linear],
                 "normalize": normalizes,
+                "dimensions": options.truncate_dim,
                 "lower_case": read_length(folder).do_lower_case,
                 **options.model_dump(include={"prompts", "default_prompt_name"}),
             }

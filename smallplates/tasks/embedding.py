@@ -104,6 +104,7 @@ class Embedding(TextTask):
         prompt = self.prompts[name] if name is not None else ""
         if self._pipeline.lower_case:  # before special tokens are looked for
             text, prompt = text.lower(), prompt.lower()
+        dimensions = dimensions or self._pipeline.dimensions
         form = dimensions, self._pipeline.normalize if normalize is None else normalize
         return self.reading({"text": text}, self.side_of(fields), form, prompt)
 

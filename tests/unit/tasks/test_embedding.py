@@ -164,6 +164,14 @@ def test_vectors_are_cut_and_normalised_as_the_request_says(tmp_path: Path) -> N
             loaded(folder).preprocess({"text": "warm", "dimensions": dimensions})
 
 
+def test_vectors_are_cut_as_the_folder_says(tmp_path: Path) -> None:
+    folder = saved(tmp_path, MEAN)
+    means = np.array([states_of(text).mean(0) for text in TEXTS])
+    (folder / OPTIONS).write_text('{"truncate_dim": 2}')
+    assert vectors_of(folder, TEXTS) == pytest.approx(means[:, :2], abs=1e-5)
+    assert vectors_of(folder, TEXTS, dimensions=3) == pytest.approx(means[:, :3], abs=1e-5)
+
+
 def test_prompts_go_in_front(tmp_path: Path) -> None:
     folder = saved(tmp_path, MEAN)
     prompts = {"prompts": {"query": "warm soup ", "document": ""}, "default_prompt_name": "query"}
