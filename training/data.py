@@ -1,11 +1,13 @@
-"""Training photos: reads zips into memory; for `training.food11` and `training.evaluate`.
+"""Training photos: reads zips into memory; for `training.photos` and `training.evaluate`.
 
-A zip holds JPEG files named `CC/SOURCE-DISH-NUMBER.jpg`, where CC is the two-digit class index.
+A zip holds files named `CC/SOURCE-DISH-NUMBER.jpg` or `CC/SOURCE-NUMBER.jpg`, where CC is the two-digit
+class index.
 """
 
 import io
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,7 @@ def iterate(path: Path) -> Iterator[tuple[bytes, int]]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Photos of one size and origin."""
+    """Photos of one size."""
 
     photos: Tensor
     """uint8 [N, 3, side, side]."""
@@ -34,29 +36,36 @@ class Kind:
     classes: Tensor
     """int64 [N]."""
 
-    dishes: list[str]
-    """What each shows, by its file's name: `food101-ramen`."""
+    names: list[str]
+    """Source, and dish if it is known: `food101-ramen`, `bakery`."""
 
     def __len__(self) -> int:
         return len(self.classes)
 
-    def part(self, chosen: Tensor) -> "Kind":
-        """Returns the photos with these indices, or where this is True."""
-        numbers = torch.arange(len(self))[chosen]
-        return Kind(
-            self.photos[numbers], self.classes[numbers], [self.dishes[i] for i in numbers.tolist()]
-        )
+    def to(self, device: torch.device) -> "Kind":
+        """Returns it with its tensors on this device."""
+        return Kind(self.photos.to(device), self.classes.to(device), self.names)
 
 
-def read(path: Path, side: int) -> Kind:
-    """Decodes a whole zip, and cuts out the centres. 45,418 photos of 64x64 take 560 MB."""
-    photos, dishes = [], []
-    with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".jpg")]
-        for name in tqdm(names, desc=f"reading {path.name}", unit=" photos", mininterval=2):
-            with Image.open(io.BytesIO(archive.read(name))) as photo:
-                square = ImageOps.fit(photo.convert("RGB"), (side, side))
-            photos.append(np.asarray(square).transpose(2, 0, 1))
-            dishes.append(name.partition("/")[2].rpartition("-")[0])
+def read(side: int, *paths: Path) -> Kind:
+    """Decodes whole zips, and cuts out the centres. 45,418 photos of 64x64 take 560 MB."""
+    parts, names = [], []
+    for path in paths:
+        with zipfile.ZipFile(path) as archive, ThreadPoolExecutor() as pool:
+            here = [name for name in archive.namelist() if name.endswith(".jpg")]
+            photos = torch.empty(len(here), 3, side, side, dtype=torch.uint8)
+
+            def decode(
+                number: int, name: str, archive: zipfile.ZipFile = archive, photos: Tensor = photos
+            ) -> None:
+                with Image.open(io.BytesIO(archive.read(name))) as photo:
+                    square = ImageOps.fit(photo.convert("RGB"), (side, side))
+                photos[number] = torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+            done = pool.map(decode, range(len(here)), here)
+            for _ in tqdm(done, f"reading {path.name}", len(here), unit=" photos", mininterval=2):
+                pass
+        parts.append(photos)
+        names += here
     classes = torch.tensor([int(name.partition("/")[0]) for name in names])
-    return Kind(torch.from_numpy(np.stack(photos)), classes, dishes)
+    return Kind(torch.cat(parts), classes, [name.partition("/")[2].rpartition("-")[0] for name in names])

@@ -6,11 +6,16 @@ go on where an interrupted training stopped) and, at the end, `ema.safetensors`,
 The learning rate is warm-up, constant, linear to zero: until its fall begins, the number of epochs may
 still be changed between two runs. Random numbers go on from the checkpoint's: what was interrupted sees
 what an uninterrupted training would have seen.
+
+With a time limit, for GPUs, epochs are equal parts of the time, of which a slow machine may skip some,
+and there is nothing to go on from. Each leaves the moving average as `last.safetensors`, and as
+`best.safetensors` if the sum of its figures is the highest.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +23,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 CHECKPOINT_SECONDS = 180
 
 Loss = Callable[[nn.Module, Tensor, float], Tensor]
 """Takes the network, a batch's indices [N] and the epoch, which counts from 0 and has a fraction."""
+
+Draw = Callable[[int], Tensor]
+"""Takes an epoch's number; returns its batches' indices [steps, N]."""
 
 Figures = Callable[[nn.Module], dict[str, float]]
 """Takes the moving average, in eval mode; the result goes into the log."""
@@ -49,6 +56,8 @@ class Plan:
     weight_decay: float = 0.05
     ema_decay: float = 0.999
     seed: int = 11
+    seconds: float | None = None
+    """Time limit of the whole training."""
 
     def learning_rate(self, epoch: float) -> float:
         """Computes the learning rate: linear warm-up, constant, linear to zero."""
@@ -56,15 +65,37 @@ class Plan:
             (epoch + 0.01) / self.warmup_epochs, 1.0, (self.epochs - epoch) / self.decay_epochs
         )
 
+    def places(self, epoch: int, first: int, steps: int, began: float) -> Iterator[float]:
+        """Yields the epoch, with its fraction, before each of its steps from the `first` on.
+
+        With a time limit these are as many as the time since `began` allows, at least one.
+        """
+        if self.seconds is None:
+            yield from (epoch + step / steps for step in range(first, steps))
+            return
+        now = float(epoch)
+        while now < epoch + 1:
+            yield now
+            now = max(now, self.epochs * (time.monotonic() - began) / self.seconds)
+
+    def all_once(self, examples: int) -> Draw:
+        """Returns a function that draws all examples once an epoch, in random order."""
+        steps = examples // self.batch_size
+
+        def draw(epoch: int) -> Tensor:
+            order = torch.randperm(examples, generator=torch.Generator().manual_seed(self.seed + epoch))
+            return order[: steps * self.batch_size].view(steps, self.batch_size)
+
+        return draw
+
 
 class Training:
     """Network, moving average and optimizer, and how many steps they have made."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
-        self.ema = AveragedModel(
-            model, multi_avg_fn=get_ema_multi_avg_fn(plan.ema_decay), use_buffers=True
-        )
+        self.ema = deepcopy(model).eval().requires_grad_(False)
+        self.pace = 1 - plan.ema_decay
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim <= 1]  # no weight decay, as is usual
         self.optimizer = torch.optim.AdamW(
@@ -78,17 +109,19 @@ class Training:
         )
         self.steps = 0
 
-    def step(self, loss: Tensor, rate: float) -> float:
-        """Takes a step down the gradient of `loss`; returns the loss."""
+    def step(self, loss: Tensor, rate: float) -> Tensor:
+        """Takes a step down the gradient of `loss`; returns the loss, without waiting for a GPU."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
         self.optimizer.step()
-        self.ema.update_parameters(self.model)
+        pairs = zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True)
+        averages, values = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        torch._foreach_lerp_(averages, values, self.pace if self.steps else 1.0)
         self.steps += 1
-        return float(loss.item())
+        return loss.detach()
 
     def save(self, path: Path) -> None:
         """Writes everything as plain tensors, then renames it into place."""
@@ -124,8 +157,8 @@ class Training:
         torch.set_rng_state(tensors["random"])
 
 
-def fit(model: nn.Module, examples: int, plan: Plan, run: Path, loss: Loss, figures: Figures) -> Path:
-    """Trains on `examples` examples, from the checkpoint in `run` if there is one.
+def fit(model: nn.Module, draw: Draw, plan: Plan, run: Path, loss: Loss, figures: Figures) -> Path:
+    """Trains, from the checkpoint in `run` if there is one.
 
     Returns the path of the moving average's weights; a training that is finished is not repeated.
     """
@@ -139,37 +172,52 @@ def fit(model: nn.Module, examples: int, plan: Plan, run: Path, loss: Loss, figu
     if checkpoint.exists():
         training.load(checkpoint)
     norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-    steps = examples // plan.batch_size
-    for epoch in range(training.steps // steps, plan.epochs):
+    steps = len(draw(0))
+    best, start = 0.0, time.monotonic()
+    for epoch in range(training.steps // steps if plan.seconds is None else 0, plan.epochs):
         began = saved = time.monotonic()
-        order = torch.randperm(examples, generator=torch.Generator().manual_seed(plan.seed + epoch))
+        if plan.seconds and epoch and began - start > plan.seconds * (epoch + 1) / plan.epochs:
+            continue
+        batches = draw(epoch)
         model.train()
         for norm in norms:
             norm.train(epoch < plan.epochs - plan.fixed_epochs)
-        losses = []
-        first = training.steps % steps
-        progress = tqdm(range(first, steps), f"epoch {epoch + 1}/{plan.epochs}", mininterval=20)
-        for step in progress:
-            now = epoch + step / steps
-            chosen = order[step * plan.batch_size : (step + 1) * plan.batch_size]
+        losses: list[Tensor] = []
+        first = training.steps % steps if plan.seconds is None else 0
+        places = plan.places(epoch, first, steps, start)
+        progress = tqdm(places, f"epoch {epoch + 1}/{plan.epochs}", steps - first, mininterval=20)
+        for now in progress:
+            chosen = batches[(first + len(losses)) % steps]
             losses.append(training.step(loss(model, chosen, now), plan.learning_rate(now)))
-            if time.monotonic() > saved + CHECKPOINT_SECONDS:
+            if plan.seconds is None and time.monotonic() > saved + CHECKPOINT_SECONDS:
                 training.save(checkpoint)
                 saved = time.monotonic()
-        training.ema.eval()
         with torch.inference_mode():
-            measured = figures(training.ema.module)
+            measured = figures(training.ema)
         line = {
             "epoch": epoch + 1,
             "lr": round(plan.learning_rate(now), 7),
-            "loss": round(sum(losses) / len(losses), 4),
+            "loss": round(torch.stack(losses).mean().item(), 4),
             **{name: round(value, 4) for name, value in measured.items()},
             "steps": len(losses),
-            "seconds": round(time.monotonic() - began),
+            "seconds": round(time.monotonic() - began, 1),
         }
         with (run / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
         tqdm.write(json.dumps(line))
-        training.save(checkpoint)
-    save_file({k: v.contiguous() for k, v in training.ema.module.state_dict().items()}, weights)
+        if plan.seconds is None:
+            training.save(checkpoint)
+            continue
+        write_weights(training.ema, run / "last.safetensors")
+        if sum(measured.values()) > best:
+            best = sum(measured.values())
+            write_weights(training.ema, run / "best.safetensors")
+    write_weights(training.ema, weights)
     return weights
+
+
+def write_weights(network: nn.Module, path: Path) -> None:
+    """Writes a network's weights, then renames the file into place."""
+    partial = path.with_suffix(".partial")
+    save_file({k: v.contiguous() for k, v in network.state_dict().items()}, partial)
+    partial.rename(path)

@@ -1,6 +1,7 @@
 """MobileNetV2 from ImageNet's weights, for `food11.py`."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,15 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
+@cache  # a new tensor from the CPU's memory would wait for a GPU
+def moments(device: torch.device) -> tuple[Tensor, ...]:
+    """Returns mean and standard deviation, [1, 3, 1, 1]."""
+    return tuple(torch.tensor(triple, device=device).view(1, 3, 1, 1) for triple in (MEAN, STD))
+
+
 def normalise(photos: Tensor) -> Tensor:
     """Normalises [N, 3, H, W] in [0, 1] to zero mean and unit variance, channels last in memory."""
-    mean, std = (torch.tensor(triple).view(1, 3, 1, 1) for triple in (MEAN, STD))
+    mean, std = moments(photos.device)
     return ((photos - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
@@ -61,10 +68,10 @@ def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Modul
     """
     model: nn.Module = mobilenet_v2(num_classes=outputs)
     layers = list(layers_of(model))
-    moments: dict[nn.Module, list[Tensor]] = {layer: [] for _, layer, _ in layers}
+    found: dict[nn.Module, list[Tensor]] = {layer: [] for _, layer, _ in layers}
 
     def measure(layer: nn.Module, _: object, output: Tensor) -> None:
-        moments[layer].append(torch.stack([output.mean((0, 2, 3)), output.square().mean((0, 2, 3))]))
+        found[layer].append(torch.stack([output.mean((0, 2, 3)), output.square().mean((0, 2, 3))]))
 
     hooks = []
     given = read(weights)
@@ -83,7 +90,7 @@ def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Modul
     for hook in hooks:
         hook.remove()
     for (_, convolution, norm), bias in zip(layers, biases, strict=True):
-        mean, square = torch.stack(moments[convolution]).mean(0)
+        mean, square = torch.stack(found[convolution]).mean(0)
         variance = (square - mean.square() - norm.eps).clamp(min=0)
         norm.load_state_dict(
             {
@@ -95,6 +102,19 @@ def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Modul
             }
         )
     return model.to(**CHANNELS_LAST)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, photos: Tensor, sides: tuple[int, ...]) -> Tensor:
+    """Computes outputs [N, outputs] of uint8 photos, resized to each of `sides` in turn."""
+    parts = []
+    for part in photos.split(256):
+        batch = part.float() / 255
+        for side in sides:
+            batch = functional.interpolate(batch, size=side, mode="bilinear", antialias=True)
+        with torch.autocast(photos.device.type, dtype=torch.bfloat16):
+            parts.append(model(normalise(batch)).float())
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -114,11 +134,7 @@ def fold(model: nn.Module) -> None:
         state["running_var"].fill_(1 - norm.eps)
 
 
-def accuracy(model: nn.Module, kind: Kind, side: int, classes: int) -> float:
-    """Computes the share of photos whose class has the highest output, at `side` pixels."""
-    hits = 0
-    for photos, truth in zip(kind.photos.split(64), kind.classes.split(64), strict=True):
-        batch = functional.interpolate(photos.float() / 255, size=side, mode="bilinear", antialias=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hits += int((model(normalise(batch))[:, :classes].argmax(1) == truth).sum())
-    return hits / len(kind)
+def accuracy(model: nn.Module, kind: Kind, sides: tuple[int, ...], classes: int) -> float:
+    """Computes the share of photos whose class has the highest output, resized as by `logits`."""
+    named = logits(model, kind.photos, sides)[:, :classes].argmax(1)
+    return float((named == kind.classes).float().mean())

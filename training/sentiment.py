@@ -302,7 +302,7 @@ def train(data_dir: Path, run: Path) -> tuple[Tokenizer, DistilBertForSequenceCl
         phrases = Phrases(tokenizer, [texts[each] for each in drawn.tolist()], labels[drawn])
         weights = loop.fit(
             network,
-            len(phrases.texts),
+            plan.all_once(len(phrases.texts)),
             plan,
             run / f"round-{number}",
             phrases.loss,

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import zipfile
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
-from training import augment, data, evaluate, food11, loop, mobilenet
+from training import augment, data, evaluate, food11, loop, mobilenet, photos
 from training.calibration import fit_temperature
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -212,14 +213,14 @@ def test_a_network_whose_layers_have_versions_is_filled() -> None:
 
 def test_photos_are_read_with_class_and_dish(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
-        for name, size in (("02/food101-miso_soup-00001.jpg", (64, 64)), ("00/drawn-a-1.jpg", (96, 80))):
+        for name, size in (("02/food101-miso_soup-00001.jpg", (64, 64)), ("00/bakery-1.jpg", (96, 80))):
             buffer = io.BytesIO()
             Image.new("RGB", size, (200, 100, 0)).save(buffer, "JPEG")
             archive.writestr(name, buffer.getvalue())
-    kind = data.read(tmp_path / "train.zip", 64)
-    assert kind.photos.shape == (2, 3, 64, 64)
-    assert (kind.classes.tolist(), kind.dishes) == ([2, 0], ["food101-miso_soup", "drawn-a"])
-    assert kind.part(torch.tensor([False, True])).dishes == ["drawn-a"]
+    kind = data.read(64, tmp_path / "train.zip", tmp_path / "train.zip")
+    assert kind.photos.shape == (4, 3, 64, 64)
+    assert kind.photos[0, :, 5, 5].tolist() == pytest.approx([200, 100, 0], abs=3)
+    assert (kind.classes.tolist(), kind.names) == ([2, 0] * 2, ["food101-miso_soup", "bakery"] * 2)
     assert [label for _, label in data.iterate(tmp_path / "train.zip")] == [2, 0]
 
 
@@ -234,7 +235,7 @@ def test_what_cameras_do_keeps_photos_photos() -> None:
     assert not torch.equal(changed, cropped)
 
 
-def test_cutmix_tells_whose_share_is_whose() -> None:
+def test_a_mix_tells_whose_share_is_whose() -> None:
     torch.manual_seed(0)
     photos = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 16, 16)
     mixed, shares, others = augment.cutmix(photos)
@@ -242,28 +243,68 @@ def test_cutmix_tells_whose_share_is_whose() -> None:
         if other != index:
             assert float((photo[0] == index).float().mean()) == pytest.approx(float(share))
             assert set(photo.unique().tolist()) <= {float(index), float(other)}
+    mixed, shares, others = augment.mixup(photos)
+    expected = torch.arange(8.0) * shares[:, 0] + others * (1 - shares[:, 0])
+    torch.testing.assert_close(mixed, expected.view(8, 1, 1, 1).expand_as(mixed))
+    assert float(shares.min()) >= 0.5
 
 
-def test_a_sharp_photo_teaches_nothing_of_classes_that_no_sharp_photo_shows() -> None:
-    def kind(classes: list[int], side: int) -> data.Kind:
-        photos = torch.randint(0, 256, (len(classes), 3, side, side), dtype=torch.uint8)
-        return data.Kind(photos, torch.tensor(classes), [f"dish-{number}" for number in classes])
+def kind_of(names: list[str], classes: list[int], side: int) -> data.Kind:
+    """Returns random photos of these sources or dishes."""
+    pixels = torch.randint(0, 256, (len(classes), 3, side, side), dtype=torch.uint8)
+    return data.Kind(pixels, torch.tensor(classes), names)
 
+
+def test_small_sources_are_drawn_more_often_and_classes_alike() -> None:
+    small = kind_of(["food101-pho"] * 500, [6] * 500, 8)
+    sharp = kind_of(["thai"] * 100 + ["sushi"] * 4 + ["thai"] * 9, [8] * 104 + [9] * 9, 8)
+    examples = photos.Examples(small, sharp, torch.zeros(113, 5))
+    chances = examples.chances
+    assert float(chances[:104].sum()) == pytest.approx(1)
+    assert float(chances[104:].sum()) == pytest.approx(1)
+    assert float(chances[100] / chances[0]) == pytest.approx(5)
+    drawn = examples.draw(1)
+    assert drawn.shape == (500 // (photos.BATCH - photos.SHARP_PART), photos.BATCH)
+    first, second = examples.split(drawn[0])
+    assert len(set(first.tolist())) == len(first) == photos.BATCH - photos.SHARP_PART
+    assert int(second.max()) < 113
+    assert torch.equal(drawn, examples.draw(1))
+
+
+def test_what_is_not_known_of_a_photo_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "BATCH", 6)
+    monkeypatch.setattr(photos, "SHARP_PART", 2)
     torch.manual_seed(0)
-    examples = food11.Examples(kind([0, 1, 2, 2], 64), kind([0, 0, 0, 1], 192), classes=3)
-    outputs = nn.Parameter(torch.zeros(6))
+    small = kind_of(["food101-pho", "food101-ramen", "food101-pho", "food101-pho"], [6, 6, 6, 6], 64)
+    objects = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    examples = photos.Examples(small, kind_of(["thai", "food101-ramen"], [9, 6], 160), objects)
+    assert examples.ends == (11, 13, 15)
+    assert examples.targets[0][:, 11:].sum(1).tolist() == pytest.approx([1] * 4)
+    assert examples.targets[1][0, 11:].tolist() == pytest.approx([0, 0, 0.9, 0.1])
+    assert int(examples.targets[1][1, 11:13].argmax()) == 1
 
     class Constant(nn.Module):
-        def forward(self, photos: torch.Tensor) -> torch.Tensor:
-            assert photos.shape[1:] == (3, 32, 32)
-            return outputs.expand(len(photos), -1)
+        def __init__(self, outputs: torch.Tensor) -> None:
+            super().__init__()
+            self.outputs = nn.Parameter(outputs)
 
-    examples.loss(Constant(), torch.arange(4, 8), 32, 1.0).backward()
-    assert outputs.grad is not None
-    assert outputs.grad[[2, 5]].abs().max() == 0  # the class 2, and its dish
-    assert outputs.grad[[0, 1, 3, 4]].abs().max() < 1e-6  # three photos weigh as much as one
-    examples.loss(Constant(), torch.arange(4), 32, 1.0).backward()
-    assert outputs.grad[2] < 0
+        def forward(self, photos: torch.Tensor) -> torch.Tensor:
+            return self.outputs.expand(len(photos), -1)
+
+    sure = torch.zeros(11)
+    sure[9] = 20
+    earlier = Constant(sure)
+    examples.learn_from(earlier)
+    assert float(examples.targets[0][0, 9]) == pytest.approx(0.5, abs=0.01)
+    assert float(examples.targets[0][0, :11].sum()) == pytest.approx(1)
+    model = Constant(torch.zeros(15))
+    for _ in range(8):  # with all kinds of mixes
+        loss = examples.loss(model, torch.tensor([0, 1, 2, 3, 0, 1]), 32, 1.0)
+        dishes, seen = 5 / 6 * photos.DISHES * np.log(2), 2 / 6 * photos.OBJECTS * np.log(2)
+        assert loss.item() == pytest.approx(np.log(11) + dishes + seen, rel=0.3)
+    loss.backward()
+    assert model.outputs.grad is not None
+    assert model.outputs.grad.isfinite().all()
 
 
 def test_batch_norm_is_rebuilt_such_that_the_function_stays(tmp_path: Path) -> None:
@@ -310,7 +351,9 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     def run(name: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(2)
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten())
-        weights = loop.fit(model, 32, plan, tmp_path / name, loss, lambda _: {"figure": 0.5})
+        weights = loop.fit(
+            model, plan.all_once(32), plan, tmp_path / name, loss, lambda _: {"figure": 0.5}
+        )
         read: dict[str, torch.Tensor] = load_file(weights)
         return read
 
@@ -332,6 +375,26 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     lines = (tmp_path / "cut" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
     assert run("cut").keys() == whole.keys()  # nothing left to do
+
+
+def test_a_training_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    plan = loop.Plan(epochs=4, batch_size=8, peak=0.01, decay_epochs=3, seconds=0.4)
+    places: list[float] = []
+
+    def loss(network: nn.Module, chosen: torch.Tensor, epoch: float) -> torch.Tensor:
+        places.append(epoch)
+        time.sleep(0.01)
+        result: torch.Tensor = network(torch.ones(8, 2) * chosen.view(-1, 1)).square().mean()
+        return result
+
+    began = time.monotonic()
+    loop.fit(model, plan.all_once(16), plan, tmp_path, loss, lambda _: {"figure": -places[-1]})
+    assert time.monotonic() - began < 5
+    assert places == sorted(places)
+    assert 0 == places[0] < places[-1] < 4
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"log.jsonl", "last.safetensors", "ema.safetensors"}
 
 
 def test_a_crop_keeps_order_and_mirrors_about_half() -> None:

@@ -1,0 +1,220 @@
+"""Training of food11 on small and sharp photos, on a GPU if there is one. `food11.py` exports it.
+
+The network learns more than the class: the dish, where it is known, because it learns more from "ramen"
+than from "Soup"; of sharp photos also what ImageNet's network answers, so that it keeps features that
+tell more than the source of a photo; and, if it goes on from an earlier network, that one's answers.
+
+`python -m training.photos --data DIR --run RUN --seconds 270` trains in so much time, and
+imports nothing that only the export needs.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training import augment, data, loop, mobilenet
+from training.data import Kind
+
+CLASSES = 11
+SMALL, SHARP = 64, 160
+"""Sides of both kinds of photos."""
+
+BODY_SIZE, INPUT_SIZE = 144, 224
+"""Pixels at which the network sees a photo in service, and those of its input, which it reduces."""
+
+SIZES = (128,) * 14 + (144,) * 6
+"""Pixels at which it sees a photo in training, in each epoch."""
+
+BATCH, SHARP_PART = 384, 168
+"""Photos of a batch, and how many of them are sharp."""
+
+PLAN = loop.Plan(
+    len(SIZES), BATCH, peak=1.2e-3, decay_epochs=12, fixed_epochs=2, warmup_epochs=0.5, ema_decay=0.998
+)
+
+SOURCE_POWER = -0.5
+"""Of a source's photos within a class: how a photo's chance to be drawn depends on their number."""
+
+CUTMIX, MIXUP = 0.3, 0.2
+LAST_EPOCHS, LAST_STRENGTH = 3, 0.5
+"""In the last epochs, photos are changed half as much as before: closer to what is served."""
+
+TOGETHER = 64
+"""So many photos are reduced by the same factor."""
+
+SMOOTHING = 0.1
+EARLIER_SMALL, EARLIER_SHARP = 0.5, 0.15
+"""Share of the earlier network's answers in the targets: it knows small photos better."""
+
+DISHES, OBJECTS = 0.5, 0.5
+"""Weights of the dishes and of ImageNet's objects beside the classes."""
+
+STATISTICS_PHOTOS = 512
+
+
+class Examples:
+    """Photos of both kinds, and what the network is to say of each.
+
+    It has an output for each class, behind these one for each dish, then one for each of ImageNet's
+    objects. The export cuts off all but the classes.
+    """
+
+    def __init__(self, small: Kind, sharp: Kind, objects: Tensor) -> None:
+        """`objects` [sharp photos, objects] are the probabilities of what the sharp photos show."""
+        self.kinds, device = (small, sharp), objects.device
+        dishes = sorted({name for kind in self.kinds for name in kind.names if "-" in name})
+        numbers = {name: number for number, name in enumerate(dishes)}
+        self.ends = CLASSES, CLASSES + len(dishes), CLASSES + len(dishes) + objects.shape[1]
+        self.targets = []
+        """[N, outputs] of each kind; where nothing is known of dish or object, there are only zeros."""
+
+        for kind in self.kinds:
+            targets = torch.zeros(len(kind), self.ends[2], device=device)
+            targets[:, :CLASSES] = smooth(functional.one_hot(kind.classes, CLASSES))
+            known = torch.tensor([numbers.get(name, -1) for name in kind.names], device=device)
+            one_hot = functional.one_hot(known + 1, len(dishes) + 1)[:, 1:]
+            targets[:, CLASSES : self.ends[1]] = smooth(one_hot) * (known >= 0)[:, None]
+            self.targets.append(targets)
+        self.targets[1][:, self.ends[1] :] = objects
+        sources = list(zip(sharp.classes.tolist(), sharp.names, strict=True))
+        counts = Counter(sources)
+        self.chances = torch.tensor([counts[source] ** SOURCE_POWER for source in sources])
+        """[sharp photos], on the CPU; each class has the same chance in all."""
+
+        of_class = torch.zeros(CLASSES).index_add_(0, sharp.classes.cpu(), self.chances)
+        self.chances /= of_class[sharp.classes.cpu()]
+
+    def learn_from(self, earlier: nn.Module) -> None:
+        """Mixes an earlier network's answers for the photos, reduced to small ones, into the targets."""
+        for kind, targets, share in zip(
+            self.kinds, self.targets, (EARLIER_SMALL, EARLIER_SHARP), strict=True
+        ):
+            logits = mobilenet.logits(earlier, kind.photos, (SMALL, SIZES[0]))
+            targets[:, :CLASSES].lerp_(logits[:, :CLASSES].softmax(1), share)
+
+    def draw(self, seed: int) -> Tensor:
+        """Draws an epoch, in which each small photo comes once: [steps, BATCH], small ones first."""
+        generator = torch.Generator().manual_seed(seed)
+        part = BATCH - SHARP_PART
+        steps = len(self.kinds[0]) // part
+        small = torch.randperm(len(self.kinds[0]), generator=generator)[: steps * part].view(steps, part)
+        drawn = torch.multinomial(self.chances, steps * SHARP_PART, True, generator=generator)
+        return torch.cat([small, drawn.view(steps, SHARP_PART)], 1).to(self.targets[0].device)
+
+    def changed(self, chosen: Tensor, side: int, strength: float) -> Tensor:
+        """Returns the photos of a batch [BATCH], changed at random: [BATCH, 3, side, side] in [0, 1]."""
+        batch = torch.cat(
+            [
+                cropped(kind.photos[part], side, strength)
+                for kind, numbers in zip(self.kinds, self.split(chosen), strict=True)
+                for part in numbers.split(TOGETHER)
+            ]
+        )
+        return augment.camera(augment.colour_jitter(batch, 0.3 * strength), 0.8 * strength)
+
+    def loss(self, model: nn.Module, chosen: Tensor, side: int, strength: float) -> Tensor:
+        """Computes the loss of a batch [BATCH], changed with this strength, at `side` pixels."""
+        photos = self.changed(chosen, side, strength)
+        rows = zip(self.targets, self.split(chosen), strict=True)
+        targets = torch.cat([targets[numbers] for targets, numbers in rows])
+        dice = float(torch.rand(())) / strength
+        if dice < CUTMIX + MIXUP:
+            photos, share, other = (augment.cutmix if dice < CUTMIX else augment.mixup)(photos)
+            targets = targets[other].lerp(targets, share)
+        with torch.autocast(photos.device.type, dtype=torch.bfloat16):
+            outputs = model(mobilenet.normalise(photos)).float()
+        total = torch.zeros((), device=photos.device)
+        parts = zip((0, *self.ends), self.ends, (1.0, DISHES, OBJECTS), strict=False)
+        for first, end, weight in parts:
+            answers = outputs[:, first:end].log_softmax(1)
+            total = total - weight * (targets[:, first:end] * answers).sum(1).mean()
+        return total
+
+    def split(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of the small and of the sharp photos of a batch."""
+        return chosen[: BATCH - SHARP_PART], chosen[BATCH - SHARP_PART :]
+
+
+def smooth(one_hot: Tensor) -> Tensor:
+    """Returns targets [N, C] with some doubt about the labels."""
+    return one_hot * (1 - SMOOTHING) + SMOOTHING / one_hot.shape[1]
+
+
+def cropped(photos: Tensor, side: int, strength: float) -> Tensor:
+    """Crops, turns and mirrors uint8 photos [N, 3, H, W]: float [N, 3, side, side] in [0, 1].
+
+    Before that all are reduced by a random factor, so that a photo's sharpness says little of its kind.
+    """
+    have = photos.shape[-1]
+    most = min(have, round(1.25 * side))
+    least = min(most, round((0.25 if have > SMALL else 0.7) * have))
+    reduced = round(math.exp(float(torch.empty(()).uniform_(math.log(least), math.log(most)))))
+    batch = photos.float() / 255
+    if reduced < have and (have > most or torch.rand(()) < 0.7):
+        batch = functional.interpolate(batch, size=reduced, mode="bilinear", antialias=True)
+    return augment.random_resized_crop(batch, side, 1 - 0.7 * strength, 1.3, 0.2 * strength)
+
+
+def train(
+    data_dir: Path, run: Path, weights: Path | None, seconds: float | None = None, seed: int = 0
+) -> Path:
+    """Trains from ImageNet's or an earlier network's weights, unless RUN is finished.
+
+    Returns the path of the result, which has more outputs than classes.
+    """
+    if (run / "ema.safetensors").exists():
+        return run / "ema.safetensors"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True
+    plan = replace(PLAN, seed=PLAN.seed + seed, seconds=seconds)
+    torch.manual_seed(plan.seed)
+    sharp_zips = (data_dir / name / "train.zip" for name in ("food-sharp", "food101-sharp"))
+    small = data.read(SMALL, data_dir / "food11-64" / "train.zip").to(device)
+    sharp = data.read(SHARP, *sharp_zips).to(device)
+    kinds = {
+        "val": data.read(SMALL, data_dir / "food11-64" / "val.zip").to(device),
+        "valid": data.read(SHARP, data_dir / "food-sharp" / "valid.zip").to(device),
+    }
+    some = sharp.photos[torch.randperm(len(sharp))[:STATISTICS_PHOTOS].to(device)].float().cpu() / 255
+    imagenet = data_dir / "weights" / "mobilenet_v2_imagenet.npz"
+    teacher = mobilenet.start(imagenet, 1000, 1000, some).to(device)
+    examples = Examples(small, sharp, mobilenet.logits(teacher, sharp.photos, (192,)).softmax(1))
+    if weights:
+        examples.learn_from(mobilenet.start(weights, CLASSES, CLASSES, some).to(device))
+    changed = torch.cat([examples.changed(chosen, SIZES[0], 1.0) for chosen in examples.draw(0)[:2]])
+    model = mobilenet.start(weights or imagenet, examples.ends[2], CLASSES, changed.cpu()).to(device)
+
+    def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
+        strength = 1.0 if epoch < plan.epochs - LAST_EPOCHS else LAST_STRENGTH
+        return examples.loss(network, chosen, SIZES[int(epoch)], strength)
+
+    def figures(network: nn.Module) -> dict[str, float]:
+        return {
+            f"{name}_{side}": mobilenet.accuracy(network, kind, (side, INPUT_SIZE, side), CLASSES)
+            for name, kind in kinds.items()
+            for side in (SIZES[0], BODY_SIZE)
+        }
+
+    return loop.fit(model, lambda epoch: examples.draw(plan.seed + epoch), plan, run, loss, figures)
+
+
+def main(
+    data_dir: Annotated[Path, typer.Option("--data", help="Holds food11-64/, food-sharp/ and so on.")],
+    run: Annotated[Path, typer.Option(help="Folder for the log and the weights.")],
+    weights: Annotated[Path | None, typer.Option(help="Earlier weights, to go on from.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Time of the training, for a GPU.")] = None,
+    seed: Annotated[int, typer.Option(help="Another number, another training.")] = 0,
+) -> None:
+    """Trains, and writes nothing but RUN."""
+    train(data_dir, run, weights, seconds, seed)
+
+
+if __name__ == "__main__":
+    typer.run(main)
