@@ -95,6 +95,8 @@ class Training:
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         self.model = model
         self.ema = deepcopy(model).eval().requires_grad_(False)
+        states = zip(self.ema.state_dict().values(), model.state_dict().values(), strict=True)
+        self.averaged = [pair for pair in states if pair[0].is_floating_point()]
         self.pace = 1 - plan.ema_decay
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim <= 1]  # no weight decay, as is usual
@@ -117,8 +119,7 @@ class Training:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
         self.optimizer.step()
-        pairs = zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True)
-        averages, values = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
+        averages, values = zip(*self.averaged, strict=True)
         torch._foreach_lerp_(averages, values, self.pace if self.steps else 1.0)
         self.steps += 1
         return loss.detach()

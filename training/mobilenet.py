@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import mobilenet_v2
 
-from fastapi_pt.network import CHANNELS_LAST
 from training.data import Kind
 
 ARCHITECTURE = "mobilenet_v2"
@@ -101,7 +100,7 @@ def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Modul
                 "num_batches_tracked": torch.tensor(0),
             }
         )
-    return model.to(**CHANNELS_LAST)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @torch.no_grad()

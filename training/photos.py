@@ -172,7 +172,6 @@ def train(
     if (run / "ema.safetensors").exists():
         return run / "ema.safetensors"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = True
     plan = replace(PLAN, seed=PLAN.seed + seed, seconds=seconds)
     torch.manual_seed(plan.seed)
     sharp_zips = (data_dir / name / "train.zip" for name in ("food-sharp", "food101-sharp"))
@@ -192,10 +191,12 @@ def train(
     model = mobilenet.start(weights or imagenet, examples.ends[2], CLASSES, changed.cpu()).to(device)
 
     def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
+        torch.backends.cudnn.benchmark = True  # it takes seconds for each new shape
         strength = 1.0 if epoch < plan.epochs - LAST_EPOCHS else LAST_STRENGTH
         return examples.loss(network, chosen, SIZES[int(epoch)], strength)
 
     def figures(network: nn.Module) -> dict[str, float]:
+        torch.backends.cudnn.benchmark = False
         return {
             f"{name}_{side}": mobilenet.accuracy(network, kind, (side, INPUT_SIZE, side), CLASSES)
             for name, kind in kinds.items()
