@@ -1,15 +1,16 @@
 """Evaluation of model folders through the served steps: a task's preprocessing, then each backend.
 
-`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip and DATA/photos/labels.csv for
-photos, DATA/data/sst2/dev.tsv.gz for texts, and prints accuracy, calibration and confusion of both
-backends in every precision, `auto` among them, and how often they agree. With `--write` the figures of
-fp32 go into model.json, and a chart of the confusion beside it.
+`python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip, DATA/data/food-sharp/valid.zip and
+DATA/photos/labels.csv for photos, DATA/data/sst2/dev.tsv.gz for texts, and prints accuracy, calibration
+and confusion of both backends in every precision, `auto` among them, and how often they agree. With
+`--write` the figures of fp32 go into model.json, and a chart of the confusion beside it.
 """
 
 import csv
 import gzip
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,9 @@ BACKENDS: list[tuple[str, Kind, Callable[[], OnnxBackend | TorchBackend]]] = [
 PRECISIONS = ("fp32", "auto", "bf16", "int8")
 """What `SERVING_PRECISION` may be; fp32 is what the others are compared with."""
 
+SURE = 0.8
+"""Share of a photo model's sure answers that is right, on sharp photos from other sources."""
+
 Example = tuple[Any, int]
 """The bytes of a photo, or a text; and its class index."""
 
@@ -63,11 +67,15 @@ def sentences(path: Path) -> Iterator[Example]:
 
 
 def validation_sets(model: Model, data_dir: Path) -> dict[str, list[Example]]:
-    """Returns the data that a model is measured with; thresholds are chosen with the first."""
+    """Returns the data that a model is measured with.
+
+    Thresholds are chosen with the first, or with "valid".
+    """
     if model.description.task == TEXT_CLASSIFICATION:
         return {"dev": list(sentences(data_dir / "data" / "sst2" / "dev.tsv.gz"))}
-    val = data.iterate(data_dir / "data" / "food11-64" / "val.zip")
-    return {"val": list(val), "sharp": list(sharp_photos(data_dir / "photos"))}
+    zips = (("val", "food11-64/val.zip"), ("valid", "food-sharp/valid.zip"))
+    sets = {name: list(data.iterate(data_dir / "data" / path)) for name, path in zips}
+    return {**sets, "sharp": list(sharp_photos(data_dir / "photos"))}
 
 
 def logits_of(
@@ -143,6 +151,16 @@ def uncertain_below(probabilities: Probabilities, labels: Labels) -> Thresholds:
     return Thresholds(probability=least(ordered[:, -1]), margin=least(ordered[:, -1] - ordered[:, -2]))
 
 
+def sure_from(probabilities: Probabilities, labels: Labels, right: float = SURE) -> Thresholds:
+    """Computes the least probability from which on this share of the answers is right."""
+    best = probabilities.max(axis=1)
+    order = np.argsort(-best)
+    shares = (probabilities.argmax(axis=1) == labels)[order].cumsum() / np.arange(1, len(order) + 1)
+    enough = np.flatnonzero(shares >= right)
+    least = best[order[enough[-1]]] if len(enough) else 1.0
+    return Thresholds(probability=math.ceil(100 * least) / 100, margin=0.0)
+
+
 def draw_confusion(matrix: NDArray[np.int64], labels: list[str], path: Path) -> None:
     """Draws the shares of the predicted classes, for each true class, as a chart."""
     import matplotlib as mpl
@@ -164,14 +182,21 @@ def draw_confusion(matrix: NDArray[np.int64], labels: list[str], path: Path) -> 
     plt.close(figure)
 
 
-def summary(probabilities: Probabilities, labels: Labels, noun: str) -> dict[str, float | int]:
+def summary(
+    probabilities: Probabilities, labels: Labels, noun: str, thresholds: Thresholds
+) -> dict[str, float | int]:
     """Returns the figures for model.json; the third class counts where there are more than three."""
     top3 = {"top3": round(top_k_accuracy(probabilities, labels, 3), 4)}
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    sure = (first >= thresholds.probability) & (first - second >= thresholds.margin)
+    right = (probabilities.argmax(axis=1) == labels)[sure]
     return {
         noun: len(labels),
         "top1": round(top_k_accuracy(probabilities, labels, 1), 4),
         **(top3 if probabilities.shape[1] > 3 else {}),
         "expected_calibration_error": round(calibration_error(probabilities, labels), 4),
+        "sure": round(float(sure.mean()), 4),
+        "sure_top1": round(float(right.mean()), 4) if len(right) else 0.0,
     }
 
 
@@ -216,8 +241,11 @@ def evaluate(model: Model, data_dir: Path, write: bool) -> None:
         infer = logits_of(model, settings, backend)
         answers = {kind: predict(infer, examples, f"{name}, {kind}") for kind, examples in sets.items()}
         backend.close()
-        expected = expected or answers
-        figures = {kind: summary(*answer, noun) for kind, answer in answers.items()}
+        if not expected:
+            expected = answers
+            is_photos = "valid" in answers
+            thresholds = sure_from(*answers["valid"]) if is_photos else uncertain_below(*answers["dev"])
+        figures = {kind: summary(*answer, noun, thresholds) for kind, answer in answers.items()}
         same = np.mean(
             np.concatenate([answers[k][0].argmax(1) == expected[k][0].argmax(1) for k in sets])
         )
@@ -231,8 +259,10 @@ def evaluate(model: Model, data_dir: Path, write: bool) -> None:
     print_confusion(matrix, model.labels)
     if write:
         description = model.description
-        description.accuracy = {kind: summary(*answer, noun) for kind, answer in expected.items()}
-        description.thresholds = uncertain_below(measured, truth)
+        description.accuracy = {
+            kind: summary(*answer, noun, thresholds) for kind, answer in expected.items()
+        }
+        description.thresholds = thresholds
         write_description(model.folder, description)
         if not description.text:
             draw_confusion(matrix, model.labels, model.folder / "confusion.png")

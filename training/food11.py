@@ -36,12 +36,6 @@ IMAGE = ImagePipeline(
     std=mobilenet.STD,
 )
 
-FURTHER = (
-    f"\n\nThis training took {len(photos.SIZES)} epochs. It began with an earlier network's weights, "
-    "whose\nanswers were part of the targets, and a high learning rate."
-)
-"""For the model card."""
-
 EVERY_PHOTO = 5000
 
 
@@ -67,7 +61,7 @@ def validation_logits(weights: Path, zipped: Path) -> tuple[Tensor, Tensor]:
     decoder = ImageDecoder(IMAGE, max_pixels=1_000_000)
     examples = list(data.iterate(zipped))
     logits = []
-    for start in tqdm(range(0, len(examples), 64), desc="val", mininterval=2):
+    for start in tqdm(range(0, len(examples), 64), desc=zipped.name, mininterval=2):
         pixels = np.stack([decoder.decode(photo) for photo, _ in examples[start : start + 64]])
         batch = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
         logits.append(network(mobilenet.normalise(batch)))
@@ -91,17 +85,21 @@ def main(
     run: Annotated[Path, typer.Option(help="Folder for the training's log and checkpoints.")],
     out: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/food11"),
     weights: Annotated[
-        Path | None, typer.Option(help="The model.safetensors of a model folder, to train it further.")
+        Path | None, typer.Option(help="Weights of a model folder, or of another RUN, to begin with.")
     ] = None,
+    earlier: Annotated[Path | None, typer.Option(help="Weights whose answers are learnt, too.")] = None,
 ) -> None:
     """Trains unless RUN is finished, then writes the whole model folder."""
-    if weights:
-        keep_log(weights.parents[1] / "training.jsonl", run / "before" / "log.jsonl")
+    if weights and (log := weights.parents[1] / "training.jsonl").exists():
+        keep_log(log, run / "before" / "log.jsonl")
     zips = data_dir / "data" / "food11-64"
-    exported = for_export(photos.train(data_dir / "data", run, weights))
-    logits, labels = validation_logits(exported, zips / "val.zip")
-    temperature = fit_temperature(logits, labels)
-    typer.echo(f"top-1 {(logits.argmax(1) == labels).float().mean():.4f}, temperature {temperature:.3f}")
+    exported = for_export(photos.train(data_dir / "data", run, weights, earlier))
+    small = validation_logits(exported, zips / "val.zip")
+    sharp = validation_logits(exported, data_dir / "data" / "food-sharp" / "valid.zip")
+    evenly = len(small[1]) // len(sharp[1]) or 1  # as many photos of one kind as of the other
+    pairs = zip((part[::evenly] for part in small), sharp, strict=True)
+    temperature = fit_temperature(*map(torch.cat, pairs))
+    typer.echo(f"temperature {temperature:.3f}")
     export.from_torchvision(
         weights=exported,
         labels=Path(__file__).with_name("labels.txt"),
@@ -121,7 +119,6 @@ def main(
         "resize": IMAGE.resize,
         "temperature": f"{temperature:.2f}",
     }
-    figures["again"] = FURTHER if weights else ""
     card.write(out, CARD, run, figures)
 
 

@@ -10,14 +10,16 @@ imports nothing that only the export needs.
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
+from torchvision.models import mobilenet_v2
 
 from training import augment, data, loop, mobilenet
 from training.data import Kind
@@ -29,26 +31,63 @@ SMALL, SHARP = 64, 160
 BODY_SIZE, INPUT_SIZE = 144, 224
 """Pixels at which the network sees a photo in service, and those of its input, which it reduces."""
 
-SIZES = (128,) * 14 + (144,) * 6
-"""Pixels at which it sees a photo in training, in each epoch."""
 
-BATCH, SHARP_PART = 384, 168
-"""Photos of a batch, and how many of them are sharp."""
+@dataclass(frozen=True)
+class Course:
+    """A training: its photos, their size and its pace."""
 
-PLAN = loop.Plan(
-    len(SIZES), BATCH, peak=1.2e-3, decay_epochs=12, fixed_epochs=2, warmup_epochs=0.5, ema_decay=0.998
+    sizes: tuple[int, ...]
+    """Pixels at which the network sees a photo, in each epoch."""
+
+    sharp: int
+    """Sharp photos of a batch; the others are small."""
+
+    together: int
+    """So many photos are reduced by the same factor."""
+
+    last_epochs: int
+    """In the last epochs, photos are changed half as much as before: closer to what is served."""
+
+    plan: loop.Plan
+    steps: int | None = None
+    """Of an epoch; None: each small photo comes once."""
+
+
+FIRST = Course(
+    (128,) * 14 + (144,) * 6,
+    sharp=168,
+    together=64,
+    last_epochs=3,
+    plan=loop.Plan(
+        20, 384, peak=1.2e-3, decay_epochs=12, fixed_epochs=2, warmup_epochs=0.5, ema_decay=0.998
+    ),
 )
+"""From ImageNet's weights or an earlier network's."""
+
+FINISH = Course(
+    (144,) * 8,
+    sharp=42,
+    together=27,
+    last_epochs=3,
+    plan=loop.Plan(
+        8,
+        96,
+        peak=3e-4,
+        decay_epochs=8,
+        fixed_epochs=2,
+        warmup_epochs=0.1,
+        ema_decay=0.995,
+        seed=23,
+    ),
+    steps=125,
+)
+"""From a checkpoint of the first training, which a limit on a GPU's time cut off; for a CPU."""
 
 SOURCE_POWER = -0.5
 """Of a source's photos within a class: how a photo's chance to be drawn depends on their number."""
 
 CUTMIX, MIXUP = 0.3, 0.2
-LAST_EPOCHS, LAST_STRENGTH = 3, 0.5
-"""In the last epochs, photos are changed half as much as before: closer to what is served."""
-
-TOGETHER = 64
-"""So many photos are reduced by the same factor."""
-
+LAST_STRENGTH = 0.5
 SMOOTHING = 0.1
 EARLIER_SMALL, EARLIER_SHARP = 0.5, 0.15
 """Share of the earlier network's answers in the targets: it knows small photos better."""
@@ -66,9 +105,9 @@ class Examples:
     objects. The export cuts off all but the classes.
     """
 
-    def __init__(self, small: Kind, sharp: Kind, objects: Tensor) -> None:
+    def __init__(self, small: Kind, sharp: Kind, objects: Tensor, course: Course) -> None:
         """`objects` [sharp photos, objects] are the probabilities of what the sharp photos show."""
-        self.kinds, device = (small, sharp), objects.device
+        self.kinds, self.course, device = (small, sharp), course, objects.device
         dishes = sorted({name for kind in self.kinds for name in kind.names if "-" in name})
         numbers = {name: number for number, name in enumerate(dishes)}
         self.ends = CLASSES, CLASSES + len(dishes), CLASSES + len(dishes) + objects.shape[1]
@@ -96,31 +135,32 @@ class Examples:
         for kind, targets, share in zip(
             self.kinds, self.targets, (EARLIER_SMALL, EARLIER_SHARP), strict=True
         ):
-            logits = mobilenet.logits(earlier, kind.photos, (SMALL, SIZES[0]))
+            logits = mobilenet.logits(earlier, kind.photos, (SMALL, FIRST.sizes[0]))
             targets[:, :CLASSES].lerp_(logits[:, :CLASSES].softmax(1), share)
 
     def draw(self, seed: int) -> Tensor:
-        """Draws an epoch, in which each small photo comes once: [steps, BATCH], small ones first."""
-        generator = torch.Generator().manual_seed(seed)
-        part = BATCH - SHARP_PART
+        """Draws an epoch, in which a small photo comes once at most: [steps, N], small ones first."""
+        generator, sharp = torch.Generator().manual_seed(seed), self.course.sharp
+        part = self.course.plan.batch_size - sharp
         steps = len(self.kinds[0]) // part
         small = torch.randperm(len(self.kinds[0]), generator=generator)[: steps * part].view(steps, part)
-        drawn = torch.multinomial(self.chances, steps * SHARP_PART, True, generator=generator)
-        return torch.cat([small, drawn.view(steps, SHARP_PART)], 1).to(self.targets[0].device)
+        drawn = torch.multinomial(self.chances, steps * sharp, True, generator=generator)
+        batches = torch.cat([small, drawn.view(steps, sharp)], 1)[: self.course.steps]
+        return batches.to(self.targets[0].device)
 
     def changed(self, chosen: Tensor, side: int, strength: float) -> Tensor:
-        """Returns the photos of a batch [BATCH], changed at random: [BATCH, 3, side, side] in [0, 1]."""
+        """Returns the photos of a batch [N], changed at random: [N, 3, side, side] in [0, 1]."""
         batch = torch.cat(
             [
                 cropped(kind.photos[part], side, strength)
                 for kind, numbers in zip(self.kinds, self.split(chosen), strict=True)
-                for part in numbers.split(TOGETHER)
+                for part in numbers.split(self.course.together)
             ]
         )
         return augment.camera(augment.colour_jitter(batch, 0.3 * strength), 0.8 * strength)
 
     def loss(self, model: nn.Module, chosen: Tensor, side: int, strength: float) -> Tensor:
-        """Computes the loss of a batch [BATCH], changed with this strength, at `side` pixels."""
+        """Computes the loss of a batch [N], changed with this strength, at `side` pixels."""
         photos = self.changed(chosen, side, strength)
         rows = zip(self.targets, self.split(chosen), strict=True)
         targets = torch.cat([targets[numbers] for targets, numbers in rows])
@@ -139,7 +179,8 @@ class Examples:
 
     def split(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the numbers of the small and of the sharp photos of a batch."""
-        return chosen[: BATCH - SHARP_PART], chosen[BATCH - SHARP_PART :]
+        small = len(chosen) - self.course.sharp
+        return chosen[:small], chosen[small:]
 
 
 def smooth(one_hot: Tensor) -> Tensor:
@@ -163,16 +204,28 @@ def cropped(photos: Tensor, side: int, strength: float) -> Tensor:
 
 
 def train(
-    data_dir: Path, run: Path, weights: Path | None, seconds: float | None = None, seed: int = 0
+    data_dir: Path,
+    run: Path,
+    weights: Path | None,
+    earlier: Path | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
 ) -> Path:
-    """Trains from ImageNet's or an earlier network's weights, unless RUN is finished.
+    """Trains from ImageNet's weights, an earlier network's or a checkpoint's, unless RUN is finished.
 
-    Returns the path of the result, which has more outputs than classes.
+    `earlier` has the weights of the network whose answers are learnt; by default the one that it begins
+    with, unless that is a checkpoint. Returns the path of the result, with more outputs than classes.
     """
     if (run / "ema.safetensors").exists():
         return run / "ema.safetensors"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = replace(PLAN, seed=PLAN.seed + seed, seconds=seconds)
+    checkpoint = load_file(weights) if weights else {}
+    goes_on = (
+        any(name.endswith("running_mean") for name in checkpoint)
+        and len(checkpoint["classifier.1.bias"]) > CLASSES
+    )
+    course = FINISH if goes_on else FIRST
+    plan = replace(course.plan, seed=course.plan.seed + seed, seconds=seconds)
     torch.manual_seed(plan.seed)
     sharp_zips = (data_dir / name / "train.zip" for name in ("food-sharp", "food101-sharp"))
     small = data.read(SMALL, data_dir / "food11-64" / "train.zip").to(device)
@@ -184,23 +237,31 @@ def train(
     some = sharp.photos[torch.randperm(len(sharp))[:STATISTICS_PHOTOS].to(device)].float().cpu() / 255
     imagenet = data_dir / "weights" / "mobilenet_v2_imagenet.npz"
     teacher = mobilenet.start(imagenet, 1000, 1000, some).to(device)
-    examples = Examples(small, sharp, mobilenet.logits(teacher, sharp.photos, (192,)).softmax(1))
-    if weights:
-        examples.learn_from(mobilenet.start(weights, CLASSES, CLASSES, some).to(device))
-    changed = torch.cat([examples.changed(chosen, SIZES[0], 1.0) for chosen in examples.draw(0)[:2]])
-    model = mobilenet.start(weights or imagenet, examples.ends[2], CLASSES, changed.cpu()).to(device)
+    objects = mobilenet.logits(teacher, sharp.photos, (192,)).softmax(1)
+    examples = Examples(small, sharp, objects, course)
+    if earlier := earlier or (None if goes_on else weights):
+        examples.learn_from(mobilenet.start(earlier, CLASSES, CLASSES, some).to(device))
+    if goes_on:
+        model: nn.Module = mobilenet_v2(num_classes=examples.ends[2])
+        model.load_state_dict(checkpoint)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    else:
+        batches = examples.draw(0)[:2]
+        changed = torch.cat([examples.changed(chosen, course.sizes[0], 1.0) for chosen in batches])
+        model = mobilenet.start(weights or imagenet, examples.ends[2], CLASSES, changed.cpu())
+    model = model.to(device)
 
     def loss(network: nn.Module, chosen: Tensor, epoch: float) -> Tensor:
         torch.backends.cudnn.benchmark = True  # it takes seconds for each new shape
-        strength = 1.0 if epoch < plan.epochs - LAST_EPOCHS else LAST_STRENGTH
-        return examples.loss(network, chosen, SIZES[int(epoch)], strength)
+        strength = 1.0 if epoch < plan.epochs - course.last_epochs else LAST_STRENGTH
+        return examples.loss(network, chosen, course.sizes[int(epoch)], strength)
 
     def figures(network: nn.Module) -> dict[str, float]:
         torch.backends.cudnn.benchmark = False
         return {
             f"{name}_{side}": mobilenet.accuracy(network, kind, (side, INPUT_SIZE, side), CLASSES)
             for name, kind in kinds.items()
-            for side in (SIZES[0], BODY_SIZE)
+            for side in (FIRST.sizes[0], BODY_SIZE)
         }
 
     return loop.fit(model, lambda epoch: examples.draw(plan.seed + epoch), plan, run, loss, figures)
@@ -209,12 +270,15 @@ def train(
 def main(
     data_dir: Annotated[Path, typer.Option("--data", help="Holds food11-64/, food-sharp/ and so on.")],
     run: Annotated[Path, typer.Option(help="Folder for the log and the weights.")],
-    weights: Annotated[Path | None, typer.Option(help="Earlier weights, to go on from.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights of a model folder, or of another RUN, to begin with.")
+    ] = None,
+    earlier: Annotated[Path | None, typer.Option(help="Weights whose answers are learnt, too.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Time of the training, for a GPU.")] = None,
     seed: Annotated[int, typer.Option(help="Another number, another training.")] = 0,
 ) -> None:
     """Trains, and writes nothing but RUN."""
-    train(data_dir, run, weights, seconds, seed)
+    train(data_dir, run, weights, earlier, seconds, seed)
 
 
 if __name__ == "__main__":

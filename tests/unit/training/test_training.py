@@ -4,6 +4,7 @@ import io
 import json
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,26 +259,28 @@ def kind_of(names: list[str], classes: list[int], side: int) -> data.Kind:
 def test_small_sources_are_drawn_more_often_and_classes_alike() -> None:
     small = kind_of(["food101-pho"] * 500, [6] * 500, 8)
     sharp = kind_of(["thai"] * 100 + ["sushi"] * 4 + ["thai"] * 9, [8] * 104 + [9] * 9, 8)
-    examples = photos.Examples(small, sharp, torch.zeros(113, 5))
+    course = photos.FIRST
+    examples = photos.Examples(small, sharp, torch.zeros(113, 5), course)
     chances = examples.chances
     assert float(chances[:104].sum()) == pytest.approx(1)
     assert float(chances[104:].sum()) == pytest.approx(1)
     assert float(chances[100] / chances[0]) == pytest.approx(5)
     drawn = examples.draw(1)
-    assert drawn.shape == (500 // (photos.BATCH - photos.SHARP_PART), photos.BATCH)
+    part = course.plan.batch_size - course.sharp
+    assert drawn.shape == (500 // part, course.plan.batch_size)
     first, second = examples.split(drawn[0])
-    assert len(set(first.tolist())) == len(first) == photos.BATCH - photos.SHARP_PART
+    assert len(set(first.tolist())) == len(first) == part
     assert int(second.max()) < 113
     assert torch.equal(drawn, examples.draw(1))
 
 
-def test_what_is_not_known_of_a_photo_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photos, "BATCH", 6)
-    monkeypatch.setattr(photos, "SHARP_PART", 2)
+def test_what_is_not_known_of_a_photo_teaches_nothing() -> None:
+    course = replace(photos.FIRST, sharp=2, plan=replace(photos.FIRST.plan, batch_size=6))
     torch.manual_seed(0)
     small = kind_of(["food101-pho", "food101-ramen", "food101-pho", "food101-pho"], [6, 6, 6, 6], 64)
     objects = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
-    examples = photos.Examples(small, kind_of(["thai", "food101-ramen"], [9, 6], 160), objects)
+    sharp = kind_of(["thai", "food101-ramen"], [9, 6], 160)
+    examples = photos.Examples(small, sharp, objects, course)
     assert examples.ends == (11, 13, 15)
     assert examples.targets[0][:, 11:].sum(1).tolist() == pytest.approx([1] * 4)
     assert examples.targets[1][0, 11:].tolist() == pytest.approx([0, 0, 0.9, 0.1])
@@ -440,3 +443,16 @@ def test_thresholds_separate_guesses_from_knowledge() -> None:
     thresholds = evaluate.uncertain_below(probabilities, labels)
     assert 0.4 <= thresholds.probability <= 0.6
     assert 0 < thresholds.margin < 0.4
+
+
+def test_answers_that_a_photo_model_is_sure_of_are_right_in_four_of_five_cases() -> None:
+    random = np.random.default_rng(0)
+    first = random.uniform(0.5, 1, 2000)
+    probabilities = np.stack([first, 1 - first], axis=1)
+    labels = (random.uniform(size=2000) > first - 0.1).astype(np.int64)  # too sure by a tenth
+    thresholds = evaluate.sure_from(probabilities, labels)
+    figures = evaluate.summary(probabilities, labels, "photos", thresholds)
+    assert 0.6 < figures["top1"] < 0.8
+    assert figures["sure_top1"] == pytest.approx(0.8, abs=0.01)
+    assert figures["sure"] == pytest.approx((first >= thresholds.probability).mean(), abs=1e-4)
+    assert evaluate.sure_from(probabilities, 1 - labels).probability == 1
