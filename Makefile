@@ -100,7 +100,7 @@ quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
 train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes hours on a CPU, goes on where it stopped
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 $(BIN)/python -m training.$(notdir $(MODEL)) \
-		--data $(DATA) --run $(or $(RUN),runs/$(notdir $(MODEL))) $(WEIGHTS:%=--weights %)
+		--data $(DATA) --run $(or $(RUN),runs/$(notdir $(MODEL))) $(WEIGHTS:%=--weights %) $(EARLIER:%=--earlier %)
 
 proto: .venv/dev.installed  ## the gRPC messages, from smallplates/web/dialects/v2/grpc_generated/open_inference.proto
 	cd smallplates/web/dialects/v2/grpc_generated && ../../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \

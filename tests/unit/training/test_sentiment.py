@@ -117,7 +117,8 @@ def folder(tokenizer: Tokenizer, bert: BertModel, tmp_path_factory: pytest.TempP
     network = distilled(bert)
     phrases = sentiment.Phrases(tokenizer, TEXTS, LABELS)
     plan = loop.Plan(epochs=6, batch_size=12, peak=1e-3, decay_epochs=2, ema_decay=0.9)
-    weights = loop.fit(network, len(TEXTS), plan, made / "run", phrases.loss, lambda _: {})
+    draw = plan.all_once(len(TEXTS))
+    weights = loop.fit(network, draw, plan, made / "run", phrases.loss, lambda _: {})
     network.load_state_dict(load_file(weights))
     sentiment.export_to(made / "sentiment", tokenizer, network.eval(), phrases)
     return made / "sentiment"
