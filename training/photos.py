@@ -16,7 +16,7 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import mobilenet_v2
@@ -94,6 +94,14 @@ EARLIER_SMALL, EARLIER_SHARP = 0.5, 0.15
 
 DISHES, OBJECTS = 0.5, 0.5
 """Weights of the dishes and of ImageNet's objects beside the classes."""
+
+SHARES = (0.49, 0.21, 0.3)
+"""Of a finished training's end, its checkpoint and the earlier network in the weights that are kept.
+
+Such an average is more robust to photos from elsewhere (Wortsman et al., 2022). Chosen with both kinds
+of validation photos: 57.9 % of the sharp and 73.9 % of half of the small ones are right; with the end
+alone, 55.8 and 72.8 %.
+"""
 
 STATISTICS_PHOTOS = 512
 
@@ -216,8 +224,9 @@ def train(
     `earlier` has the weights of the network whose answers are learnt; by default the one that it begins
     with, unless that is a checkpoint. Returns the path of the result, with more outputs than classes.
     """
-    if (run / "ema.safetensors").exists():
-        return run / "ema.safetensors"
+    for name in ("averaged.safetensors", "ema.safetensors"):
+        if (run / name).exists():
+            return run / name
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     checkpoint = load_file(weights) if weights else {}
     goes_on = (
@@ -264,7 +273,29 @@ def train(
             for side in (FIRST.sizes[0], BODY_SIZE)
         }
 
-    return loop.fit(model, lambda epoch: examples.draw(plan.seed + epoch), plan, run, loss, figures)
+    ema = loop.fit(model, lambda epoch: examples.draw(plan.seed + epoch), plan, run, loss, figures)
+    if not (goes_on and earlier):
+        return ema
+    batches = torch.cat([examples.changed(chosen, BODY_SIZE, 1.0) for chosen in examples.draw(0)[:6]])
+    first = mobilenet.start(earlier, examples.ends[2], CLASSES, batches.cpu()).state_dict()
+    return average([load_file(ema), checkpoint, first], run / "averaged.safetensors")
+
+
+def average(states: list[dict[str, Tensor]], path: Path) -> Path:
+    """Writes the average of weights by SHARES; returns its path.
+
+    The last one's rows of other outputs than the classes say nothing: the first one's take their place.
+    """
+    end, _, first = states
+    for name in ("classifier.1.weight", "classifier.1.bias"):
+        first[name] = torch.cat([first[name][:CLASSES], end[name][CLASSES:]])
+    averaged = dict(end)
+    for name, value in end.items():
+        if value.is_floating_point():
+            weighted = (share * state[name] for share, state in zip(SHARES, states, strict=True))
+            averaged[name] = sum(weighted, torch.zeros_like(value)).contiguous()
+    save_file(averaged, path)
+    return path
 
 
 def main(
