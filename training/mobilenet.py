@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +101,13 @@ def start(weights: Path, outputs: int, classes: int, photos: Tensor) -> nn.Modul
                 "num_batches_tracked": torch.tensor(0),
             }
         )
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return channels_last(model)
+
+
+def channels_last(model: Any) -> nn.Module:  # torch does not describe it for modules
+    """Returns the network with weights whose channels are last in memory."""
+    result: nn.Module = model.to(memory_format=torch.channels_last)
+    return result
 
 
 @torch.no_grad()

@@ -253,7 +253,7 @@ def train(
     if goes_on:
         model: nn.Module = mobilenet_v2(num_classes=examples.ends[2])
         model.load_state_dict(checkpoint)
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = mobilenet.channels_last(model)
     else:
         batches = examples.draw(0)[:2]
         changed = torch.cat([examples.changed(chosen, course.sizes[0], 1.0) for chosen in batches])

@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import onnx
+import pytest
 import transformers
 
 from smallplates.export import text_network
 from smallplates.models.folder import Model
 from tests import exports
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 def test_an_attention_that_pytorch_cannot_export(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def admitting(model: Model) -> ServedModel:
     service = served(model, "cpu", 5.0, 2, 1)
     service.client = MagicMock(is_down=False, ahead=0)
     service.client.most_queued.return_value = 4
+    service.client.memory.serving_workers, service.client.memory.serving_since = [1], [0.0]
     slots = service.client.acquire()
     slots.acquired_at, slots.indices = time.monotonic(), [0]
     service.client.acquire.reset_mock()
