@@ -22,6 +22,7 @@ COMMON = (
     "pydantic-settings",
     "python-multipart",
     "fastapi",
+    "safetensors",
     "simplejpeg",
     "structlog",
     "tokenizers",

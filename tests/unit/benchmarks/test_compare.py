@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -253,3 +254,43 @@ def test_texts_are_computed_in_process_by_length(tmp_path: Path) -> None:
     lengths = sorted((min(map(len, batch)), max(map(len, batch))) for batch in seen)
     assert all(most <= least for (_, most), (least, _) in pairwise(lengths))
     assert text_limit.in_process(ClassifyTexts, tmp_path, texts, 2, 0.05, "fp32") > 0
+
+
+WITHOUT_OTHERS = """
+import importlib, json, re, sys
+from importlib import metadata
+
+def needs(name, seen):
+    name = re.split(r"[^A-Za-z0-9_.-]", name)[0].lower().replace("_", "-")
+    if name not in seen:
+        seen.add(name)
+        try:
+            required = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            return
+        for requirement in required:
+            if "extra ==" not in requirement:
+                needs(requirement, seen)
+
+allowed = set()
+for requirement in json.loads(sys.argv[1]):
+    needs(requirement, allowed)
+of_module = metadata.packages_distributions()
+
+class Others:
+    def find_spec(self, name, *_):
+        owners = {owner.lower().replace("_", "-") for owner in of_module.get(name.partition(".")[0], ())}
+        if owners and not owners & (allowed | {"smallplates"}):
+            raise ModuleNotFoundError(f"{name} is of {owners}, which no peer installs")
+
+sys.meta_path.insert(0, Others())
+for module in ("benchmarks.peers.common", "benchmarks.peers.common_gpu", "benchmarks.peers.text"):
+    importlib.import_module(module)
+"""
+
+
+def test_peers_install_all_that_their_shared_work_imports() -> None:
+    wanted = json.dumps([*environments.COMMON, "onnxruntime"])
+    command = [sys.executable, "-c", WITHOUT_OTHERS, wanted]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
