@@ -102,8 +102,8 @@ def measure(url: str, name: str, photo: bytes, motor: str) -> Row:
 
     figures = {"described": described(url)}
     raw = target(Protocol.TEXT if name == TEXTS else Protocol.RAW)
-    for connections in (FEWER, CONNECTIONS):
-        figures["raw" if connections == CONNECTIONS else "fewer"] = asdict(raw.closed(connections, PLAN))
+    figures["fewer"] = asdict(raw.closed(FEWER, PLAN))
+    figures["raw"] = asdict(raw.closed(CONNECTIONS, PLAN))
     if name == SMALL:
         figures["json"] = asdict(target(Protocol.JSON).closed(CONNECTIONS, PLAN))
         python = target(Protocol.RAW, "python")  # wrk does not support --rate
