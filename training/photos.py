@@ -50,7 +50,7 @@ class Course:
 
     plan: loop.Plan
     steps: int | None = None
-    """Of an epoch; None: each small photo comes once."""
+    """Steps of an epoch. None: as many as show each small photo once."""
 
 
 FIRST = Course(
@@ -84,7 +84,7 @@ FINISH = Course(
 """From a checkpoint of the first training, which a limit on a GPU's time cut off; for a CPU."""
 
 SOURCE_POWER = -0.5
-"""Of a source's photos within a class: how a photo's chance to be drawn depends on their number."""
+"""A sharp photo's chance is the number of its source's photos in its class, to this power."""
 
 CUTMIX, MIXUP = 0.3, 0.2
 LAST_STRENGTH = 0.5
@@ -96,11 +96,11 @@ DISHES, OBJECTS = 0.5, 0.5
 """Weights of the dishes and of ImageNet's objects beside the classes."""
 
 SHARES = (0.49, 0.21, 0.3)
-"""Of a finished training's end, its checkpoint and the earlier network in the weights that are kept.
+"""Weights of an average of three networks: the training's end, its checkpoint, and the earlier network.
 
-Such an average is more robust to photos from elsewhere (Wortsman et al., 2022). Chosen with both kinds
-of validation photos: 57.9 % of the sharp and 73.9 % of half of the small ones are right; with the end
-alone, 55.8 and 72.8 %.
+Averages are right more often for photos from other sources (Wortsman et al., 2022). The weights were
+chosen with the validation photos: 57.9 % of the sharp ones and 73.9 % of every second small one are
+right. At the training's end it was 55.8 and 72.8 %.
 """
 
 STATISTICS_PHOTOS = 512

@@ -165,7 +165,7 @@ class Registry:
         self._plans: dict[str, EnginePlan] = {}
         self._next_key = 0
         self._starts: set[Supervisor] = set()
-        """Those whose start is pending."""
+        """Engines that are starting."""
 
         self._turn = asyncio.Lock()
         """Held by the change that is being made."""

@@ -35,7 +35,7 @@ class Document(msgspec.Struct):
 
 
 class Scores(msgspec.Struct, kw_only=True):
-    """What bodies may say about scores: Infinity's field, and vLLM's by its new and its old name."""
+    """Fields for raw scores: Infinity's `raw_scores`; vLLM's `use_activation`, formerly `activation`."""
 
     raw_scores: bool | None = None
     use_activation: bool | None = None
