@@ -1,8 +1,9 @@
 // What the views that are filled in share: what is typed is kept and counted, and cards ask with it.
 
 import { alarm, post } from "./common.js";
-import { Card, Queue, reveal } from "./cards.js";
+import { Card, isOpen, Queue, reveal } from "./cards.js";
 
+const foldInFocus = () => document.activeElement.closest("details");
 const number = (count) => count.toLocaleString("en");
 
 /** Answer to one filled-in form; `before` is a card whose answer stays until there is a new one. */
@@ -38,7 +39,7 @@ export class AskCard extends Card {
 
   /** Fills in the answer; what is unfolded in the one before it stays unfolded, and keeps the focus. */
   fill(before = this.find(".card-answer")) {
-    const focused = document.activeElement.closest("details");
+    const focused = foldInFocus();
     const folds = [...before.querySelectorAll("details")];
     const answer = this.find(".card-answer");
     answer.innerHTML = this.html;
@@ -46,15 +47,20 @@ export class AskCard extends Card {
       const fold = answer.querySelector(`details.${old.className}`);
       if (!fold) continue;
       fold.open = old.open;
-      if (old === focused) fold.querySelector("summary").focus({ preventScroll: true });
+      if (old === focused) this.focusFold(old);
     }
+  }
+
+  /** Focuses the fold that takes the place of another card's, or of its own before it was filled in. */
+  focusFold(old) {
+    this.find(`details.${old.className} summary`)?.focus({ preventScroll: true });
   }
 
   announce(sentence) { this.say(sentence); }
 
   show(state, ...rest) {
     super.show(state, ...rest);
-    delete this.element.dataset.stale;
+    if (!isOpen(this)) delete this.element.dataset.stale;
   }
 }
 
@@ -82,9 +88,15 @@ export class Asking extends Queue {
   put(card, place) {
     const before = this.cards[place];
     this.cards[place] = card;
-    if (before) before.element.replaceWith(card.element);
-    else this.panel.$("cards").append(card.element);
-    before?.remove();
+    if (!before) {
+      this.panel.$("cards").append(card.element);
+      return;
+    }
+    const focused = foldInFocus();
+    const had = before.element.contains(focused);
+    before.element.replaceWith(card.element);
+    if (had) card.focusFold(focused);
+    before.remove();
   }
 
   /** Listens to the cards, and to the button that removes them. */

@@ -76,8 +76,9 @@ class Supervisor:
             signatures=signatures,
         )
         self._report: WorkerReport | None = None
-
         self._error: str | None = None
+        """Why the start has failed; another worker's death does not change it."""
+
         self._processes = [
             WorkerProcess(index, gpus[index % len(gpus)]) for index in range(self.layout.workers)
         ]
@@ -201,6 +202,8 @@ class Supervisor:
         if self._suspects.release(ready, sum(process.is_wanted for process in self._processes)):
             timeout = min(timeout or RETRY_MS, RETRY_MS)
         for fd, _ in poll.poll(timeout):
+            if self._stop.is_set():  # a worker's death before this one's has ended the start
+                return
             if fd == self._wakeup[0]:
                 os.read(fd, 4096)
             else:
@@ -251,7 +254,7 @@ class Supervisor:
         for line in lines:
             message = json.loads(line)
             if "error" in message:
-                self._error = message["error"]
+                process.error = message["error"]
             else:
                 self._on_loaded(process, REPORT.validate_python(message))
 
@@ -350,16 +353,16 @@ class Supervisor:
         is_killed = code == -signal.SIGKILL and not process.is_killed_as_hung
         is_failure = not is_killed or process.failed_starts >= STARTS_IF_KILLED
         process.has_failed = is_failure and process.failed_starts > 0
-        if not self._startup_over.is_set() and (self._error or is_failure):
-            self._fail_start(self._error or f"an inference worker {describe_exit(code)}")
+        reason = describe_exit(code)
+        if not self._startup_over.is_set() and (process.error or is_failure):
+            self._fail_start(process.error or f"an inference worker {reason}")
             return
         self.memory.restarts[0] += 1
-        error, self._error = self._error, None
         self._log.error(
             "an inference worker died",
             worker=process.index,
             exit_code=code,
-            reason=f"{describe_exit(code)}: {error}" if error else describe_exit(code),
+            reason=f"{reason}: {process.error}" if process.error else reason,
             restart_in_s=round(process.start_at - now, 1),
         )
         self._suspects.empty_inbox(process.index, is_killed, process.is_killed_as_hung)

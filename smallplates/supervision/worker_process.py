@@ -65,6 +65,9 @@ class WorkerProcess:
     has_failed: bool = False
     """Whether the last of `failed_starts` was its own fault, or SIGKILL has ended too many of them."""
 
+    error: str | None = None
+    """What it has reported that it cannot load."""
+
     start_at: float | None = 0.0
     """Time of the next start; None while the worker runs, or until it is needed; infinite while it is
     asleep."""
@@ -94,6 +97,7 @@ class WorkerProcess:
         os.set_blocking(control[1], False)
         self.status_fd, self.control_fd = status[0], control[1]
         self.status_buffer, self.ready, self.start_at, self.hung_since = b"", False, None, None
+        self.error = None
         self.is_killed_as_hung = self.serving = False
         self.started_at = time.monotonic()
 

@@ -112,7 +112,7 @@ def test_limits_are_shown_while_typing(page: Page, stub: StubApi) -> None:
 def test_more_lines_than_are_classified(page: Page) -> None:
     page.get_by_label("Your text").fill("wonderful\n" * 201)
     expect(page.locator(".problem")).to_contain_text("Only the first 200 lines are classified.")
-    expect(page.locator('.card[data-state="done"]')).to_have_count(200)
+    expect(page.locator('.card[data-state="done"]')).to_have_count(200, timeout=60_000)
     page.get_by_label("Your text").fill("late")
     expect(page.locator(".problem")).to_have_count(0)
 
@@ -193,11 +193,14 @@ def test_details(page: Page, stub: StubApi) -> None:
 def test_details_stay_open_when_the_text_changes(page: Page, stub: StubApi) -> None:
     write(page, "a wonderful day", 1)
     page.get_by_text("Details").click()
-    stub.held.clear()
-    page.get_by_label("Your text").fill("late")
-    until(lambda: stub.inside == 1, "a request")
-    expect(page.locator(".curl")).to_contain_text("wonderful")
     page.locator(".card summary").focus()
+    stub.held.clear()
+    page.get_by_label("Your text").evaluate("field => { field.value = 'late' }")
+    page.get_by_label("Your text").dispatch_event("input")
+    until(lambda: len(stub.asked) == 2, "a request")
+    expect(page.locator(".card-sentence")).to_have_text("Classifying…")
+    expect(page.locator(".curl")).to_contain_text("wonderful")
+    expect(page.locator(".card summary")).to_be_focused()
     stub.held.set()
     expect(page.locator(".curl")).to_contain_text("late")
     expect(page.locator(".card summary")).to_be_focused()

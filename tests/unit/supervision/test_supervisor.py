@@ -76,3 +76,25 @@ def test_after_a_death_the_other_workers_look_for_the_record_that_had_woken_the_
         os.read(ends[2], 64)
     for fd in (*ends, ready.control_fd, loading.control_fd):
         os.close(fd)
+
+
+def test_the_start_fails_for_the_reason_of_the_first_worker_though_others_end_at_once(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(supervisor: Supervisor) -> None:
+        for process in supervisor._processes:
+            process.popen = subprocess.Popen([sys.executable, "-c", ""])
+            process.control_fd = os.open(os.devnull, os.O_WRONLY)
+            process.status_fd, writer = os.pipe()
+            os.write(writer, b'{"error": "cannot be loaded"}\n')
+            os.close(writer)
+            process.start_at = None
+        monkeypatch.setattr(Supervisor, "_start_due", lambda _: None)
+
+    monkeypatch.setattr(Supervisor, "_start_due", start)
+    signatures = ImageClassification.plan(model, Settings())
+    made = Supervisor("no:Backend", model, signatures, Settings(instances=2), ServiceCounts())
+    made._allocate()
+    made._thread.join()
+    assert made._error == "cannot be loaded"
+    made.close()
