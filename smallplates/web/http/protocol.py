@@ -254,7 +254,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Checks version, Host and Transfer-Encoding according to RFC 9112 (2.3, 3.2, 6.1), and the size.
+        """Checks size, version, Host and Transfer-Encoding, see RFC 9112 (2.3, 3.2, 6.1).
 
         HTTP/1.0 needs no Host; HAProxy's checks have none. A head that arrives in one piece is complete
         before `data_received` counts it. Raises HttpParserError.
