@@ -75,9 +75,9 @@ class Device:
         except Exception as error:  # the library raises several types
             if isinstance(full := classify(str(error)), OutOfDeviceMemoryError):
                 raise full from error
-            raise ConfigurationError(f"CUDA cannot be used: {error}{self._missing()}") from error
+            raise ConfigurationError(f"CUDA cannot be used: {error}{self._loader_messages()}") from error
         if session.get_providers()[0] != CUDA:
-            raise ConfigurationError(f"{CUDA} cannot be used{self._missing()}")
+            raise ConfigurationError(f"{CUDA} cannot be used{self._loader_messages()}")
         session.disable_fallback()
         return session
 
@@ -104,7 +104,7 @@ class Device:
             options["gpu_mem_limit"] = str(int(self._memory * share))
         return options
 
-    def _missing(self) -> str:
+    def _loader_messages(self) -> str:
         """Returns the libraries' own messages, to be appended to an error."""
         reasons = [self._said, unloadable()]
         return "".join(f"; {words}" for words in reasons if words)

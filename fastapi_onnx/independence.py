@@ -119,7 +119,7 @@ def difference_whole(
     places = [
         place
         for place, (spec, array) in enumerate(zip(signature.outputs, together, strict=True))
-        if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.sized(sizes))
+        if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.shape_at(sizes))
     ]
     whole, worst = [together[place] for place in places], 0.0
     for row in range(len(inputs[0]) if places else 0):
