@@ -5,6 +5,7 @@ request of all its items at once is answered as the graph would. Called by `back
 described, in a process of its own.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -28,11 +29,18 @@ from smallplates.models.tensors import (
     check_outputs,
 )
 from smallplates.system import cpus
+from smallplates.worker.batch_sizes import LARGEST
 from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
 from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inputs
 
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
+
+SIZES = (3, *(2**power for power in range(3, LARGEST.bit_length())))
+"""Sizes of the batches that are compared: some graphs compute large batches in another way."""
+
+NEXT_S = 0.05
+"""Time in seconds after which no larger size is compared."""
 
 
 def with_compared_items(model: Model, signature: Signature) -> Iterator[Signature]:
@@ -48,6 +56,7 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
         not is_text and ((is_one and not signature.batch_note) or largest() == QUANTISED)
     ):
         return
+    alone, problem, compared = 0.0, "", False
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
     options.intra_op_num_threads = cpus.usable()
@@ -59,14 +68,22 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
         if is_text:
             yield from with_checked_texts(model, infer, signature, largest)
             return
-        alone, again = differences(signature, infer)
+        for size in SIZES[:1] if signature.batch_size > 1 else SIZES:
+            start = time.perf_counter()
+            alone, again = differences(signature, infer, size)
+            if again > largest():
+                problem = "the outputs differ from call to call"
+            if again > largest() or alone > largest():
+                break
+            compared = True
+            yield signature  # which is served if larger batches take too long
+            if time.perf_counter() - start > NEXT_S:
+                break
     except Exception:  # the runtime's, which has a type per cause
-        if not is_one:
-            yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
-        return
-    if again > largest() and not is_one:
-        yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
-    elif again <= largest() < alone:
+        problem = "the graph fails on generated items"
+    if problem and not (compared or is_one):
+        yield replace(signature, batch_note=f"{NOT_COMPARED}: {problem}")
+    elif not problem and alone > largest():
         note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
         yield graph_signature(path, model, note)
 
@@ -80,13 +97,13 @@ def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
     return MAX_DIFFERENCE if has_half else EXACT
 
 
-def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
+def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    See `comparison.relative`. Raises the runtime's errors.
+    Only the first items are computed alone. See `comparison.relative`. Raises the runtime's errors.
     """
     is_one = signature.batch_size == 1
-    size = ITEMS if is_one else signature.batch_size or ITEMS
+    size = size if is_one else signature.batch_size or size
     for length in EXAMPLE_LENGTHS:
         inputs = random_inputs(signature, size, length)
         try:
@@ -122,7 +139,7 @@ def difference_whole(
         if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.shape_at(sizes))
     ]
     whole, worst = [together[place] for place in places], 0.0
-    for row in range(len(inputs[0]) if places else 0):
+    for row in range(min(ITEMS, len(inputs[0])) if places else 0):
         alone = infer([array[row : row + 1] for array in inputs])
         worst = max(worst, difference([alone[place] for place in places], whole, relative).worst)
     return worst

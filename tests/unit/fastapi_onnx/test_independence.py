@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
@@ -26,7 +26,7 @@ def graph(
     nodes: Sequence[onnx.NodeProto],
     batch: int | str | None,
     kind: int = TensorProto.FLOAT,
-    **weights: Sequence[float],
+    **weights: object,
 ) -> onnx.ModelProto:
     """From `x` [batch, 4] to `y` of the same shape."""
     tensors = [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()]
@@ -38,6 +38,11 @@ def centred(batch: int | str | None, kind: int = TensorProto.FLOAT) -> onnx.Mode
     """`y` is `x` less the mean of the batch."""
     nodes = [node("ReduceMean", "x axes", "mean", keepdims=1), node("Sub", "x mean", "y")]
     return graph(nodes, batch, kind, axes=[0])
+
+
+def summed(batch: int | str | None) -> onnx.ModelProto:
+    """`y` has the sums of each item and those before it."""
+    return graph([node("CumSum", "x axis", "y")], batch, TensorProto.FLOAT, axis=0)
 
 
 @pytest.mark.parametrize("batch", ["N", None, 1, 2, 8])
@@ -161,7 +166,7 @@ def test_a_limit_makes_the_first_axis_one_of_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reader", "said"), [("Crashing", "signal 6"), ("Endless", "too long")])
 def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader: str, said: str) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(graph([node("Abs", "x", "y")], "N"), tmp_path / "graph"))
     signature = describe.signature(f"tests.fake.graph_readers:{reader}", read)
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
@@ -169,7 +174,7 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
 
 
 def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(graph([node("Abs", "x", "y")], "N"), tmp_path / "graph"))
     signature = describe.signature("tests.fake.graph_readers:Slow", read)
     assert signature.batch_note == "known"
 
@@ -210,7 +215,7 @@ def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tm
 
 
 def test_the_describing_process_compares(tmp_path: Path) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(summed("N"), tmp_path / "graph"))
     signature = describe.signature("fastapi_onnx.backend:OnnxBackend", read)
     assert not signature.is_batched
 
@@ -218,3 +223,115 @@ def test_the_describing_process_compares(tmp_path: Path) -> None:
 def test_an_input_of_unknown_rank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="the number of axes of the input x is unknown"):
         described(model([node("Abs", "x", "y")], [value("x", axes=None)], [value("y")]), tmp_path)
+
+
+def branch(name: str, operator: str) -> onnx.GraphProto:
+    """A branch that computes `name` from `x`, which is outside of it."""
+    return helper.make_graph([node(operator, "x", name)], name, [], [value(name, axes=None)])
+
+
+def condition(
+    nodes: Sequence[onnx.NodeProto], batch: int | str | None, **weights: object
+) -> onnx.ModelProto:
+    """`y` is -x if `bool` is true, else |x|; the nodes compute `bool`."""
+    choice = node("If", "bool", "y", then_branch=branch("a", "Neg"), else_branch=branch("b", "Abs"))
+    return graph([*nodes, choice], batch, TensorProto.FLOAT, **weights)
+
+
+SIZE = [node("Shape", "x", "size", start=0, end=1), node("Squeeze", "size", "n")]
+"""`n` is the number of items."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batched"),
+    [
+        ([node("ReduceSum", "x", "sum", keepdims=0), node("Greater", "sum many", "bool")], False),
+        ([node("NonZero", "x", "z"), node("Size", "z", "n"), node("Greater", "n most", "bool")], False),
+        ([node("Gather", "x first", "item", axis=0), node("Gather", "item first", "n"),
+          node("Greater", "n many", "bool")], False),
+        ([*SIZE, node("Greater", "n most", "bool")], False),
+        ([*SIZE, node("Greater", "n none", "bool")], True),
+        ([node("Shape", "x", "size", start=1), node("Squeeze", "size", "n"),
+          node("Greater", "n none", "bool")], True),
+    ],
+    ids=["sum", "count", "an item", "size", "any size", "another axis"],
+)  # fmt: skip
+def test_a_branch_that_all_items_choose_shares_no_batch(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
+) -> None:
+    """None of the made-up batches reaches `many`."""
+    made = condition(nodes, "N", many=np.float32(1e6), most=100, none=0, first=0)
+    signature = described(made, tmp_path)
+    assert signature.is_batched is batched
+    assert bool(signature.batch_note) is not batched
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_loop_whose_end_all_items_choose_shares_no_batch(tmp_path: Path, batched: bool) -> None:
+    """It doubles `x` until the sum is large, or a number of times."""
+    turn = [
+        node("Add", "now now", "next"),
+        node("ReduceSum", "next", "sum", keepdims=0),
+        node("Less", "i most" if batched else "sum many", "again"),
+    ]
+    inputs = [
+        value("i", TensorProto.INT64, []),
+        value("go", TensorProto.BOOL, []),
+        value("now", axes=None),
+    ]
+    outputs = [value("again", TensorProto.BOOL, []), value("next", axes=None)]
+    if batched:
+        del turn[1]
+    body = helper.make_graph(turn, "body", inputs, outputs)
+    made = graph(
+        [node("Loop", "steps go x", "y", body=body)], "N", steps=3, most=9, many=np.float32(1e6)
+    )
+    made.graph.initializer.append(numpy_helper.from_array(np.array(True), "go"))
+    body.input[1].name = "was"
+    signature = described(made, tmp_path)
+    assert signature.is_batched is batched
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batched"),
+    [
+        ([node("ReduceSum", "x", "n", keepdims=1)], False),
+        ([node("ReduceMax", "x rows", "n", keepdims=1)], False),
+        ([node("Identity", "x", "i"), node("ReduceMin", "i both", "n", keepdims=1)], False),
+        ([node("ReduceSum", "x", "n", noop_with_empty_axes=1)], True),
+        ([node("ReduceSum", "x columns", "n", keepdims=1)], True),
+        ([node("Shape", "x", "s"), node("Cast", "s", "f", to=TensorProto.FLOAT),
+          node("ReduceMax", "f", "n", keepdims=1)], True),
+    ],
+    ids=["all", "rows", "both", "none", "columns", "shape"],
+)  # fmt: skip
+def test_a_threshold_for_all_items_shares_no_batch(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
+) -> None:
+    """`y` is 0 where `n` is large, which it is for none of the made-up batches."""
+    end = [node("Greater", "n many", "is"), node("Where", "is zero x", "y")]
+    weights = {
+        "many": np.float32(1e6),
+        "zero": np.float32(0),
+        "rows": [0],
+        "both": [-2, -1],
+        "columns": [1],
+    }
+    signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
+    assert signature.is_batched is batched
+    assert bool(signature.batch_note) is not batched
+
+
+def test_what_a_function_computes_from_all_items_counts(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceSum", "a", "s", keepdims=0),
+        node("Greater", "s s", "is"),
+        node("Where", "is s a", "b"),
+    ]
+    opset = helper.make_opsetid("", 18)
+    made = graph([helper.make_node("own", ["x"], ["y"], domain="mine")], "N")
+    made.functions.append(helper.make_function("mine", "own", ["a"], ["b"], nodes, [opset]))
+    made.opset_import.append(helper.make_opsetid("mine", 1))
+    signature = described(made, tmp_path)
+    assert not signature.is_batched
+    assert "reduces the whole batch" in signature.batch_note
