@@ -20,6 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from fastapi_onnx import gpu_graph, graph_file
+from fastapi_onnx.logits import keep_logits
 from fastapi_onnx.normalisation import NORMALISED, PIXELS, model_input
 from fastapi_onnx.shared_weights import CPU
 from smallplates.errors import ConfigurationError
@@ -194,7 +195,9 @@ class CudaNetwork:
         pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
         tensors = gpu_graph.normalise(images, pipeline)
-        graph, expected = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), tensors)
+        made = graph_file.read(model.file("model.onnx"))
+        keep_logits(made.graph)
+        graph, expected = gpu_graph.simplify(made, tensors)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)

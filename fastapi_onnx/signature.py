@@ -13,11 +13,13 @@ import onnx
 from onnx import TensorProto, helper, inliner
 
 from fastapi_onnx import whole_batch
+from fastapi_onnx.logits import check_logits
 from fastapi_onnx.normalisation import model_inputs
 from fastapi_onnx.pooling import with_vectors
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Signature, TensorSpec, axes_of
 
 TYPES = {
@@ -44,6 +46,8 @@ def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
     """
     try:
         graph = with_vectors(onnx.load(path, load_external_data=False), model)
+        outputs = kind_of(model.description.task).outputs
+        check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
         return TensorGraph(graph, model.description, objection).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
