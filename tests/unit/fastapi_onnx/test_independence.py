@@ -105,6 +105,21 @@ def test_an_output_of_all_items_takes_the_batch(
     assert ("one at a time" in signature.batch_note) == batched
 
 
+def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: Path) -> None:
+    """A sum of many trees is added up in another order in large batches."""
+    noise = np.where(np.arange(512) < 32, 1e-7, 2e-7).astype(np.float32)[:, None]
+    nodes = [
+        node("Shape", "x", "size", start=0, end=1),
+        node("Sub", "size one", "last"),
+        node("Gather", "noise last", "rounding"),
+        node("Greater", "x much", "is"),
+        node("Cast", "is", "class", to=TensorProto.FLOAT),
+        node("Add", "class rounding", "y"),
+    ]
+    made = graph(nodes, "N", TensorProto.FLOAT, noise=noise, one=[1], much=np.float32(1.5))
+    assert described(made, tmp_path).is_batched
+
+
 def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
     weights = [numpy_helper.from_array(np.array(0), "axis")]
     for kind in (TensorProto.INT64, TensorProto.FLOAT):
