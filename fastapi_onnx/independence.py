@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 
 import onnx
 import onnxruntime as ort
@@ -36,6 +37,7 @@ from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inp
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
 
+FAILS, DIFFER = "the graph fails on generated items", "the outputs differ from call to call"
 SIZES = (ITEMS, *(2**power for power in range(3, LARGEST.bit_length())))
 """Sizes of the batches that are compared: some graphs compute large batches in another way."""
 
@@ -51,12 +53,9 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     """
     path, is_text = graph_path(model), model.description.text is not None
     largest = cache(lambda: tolerance(onnx.load(path, load_external_data=False).graph, signature))
-    is_one = signature.batch_size == 1 and not is_text
-    if not signature.is_batched or (
-        not is_text and ((is_one and not signature.batch_note) or largest() == QUANTISED)
-    ):
+    is_one = signature.batch_size == 1 and not signature.batch_note
+    if not signature.is_batched or (not is_text and (is_one or largest() == QUANTISED)):
         return
-    alone, problem, compared = 0.0, "", False
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
     options.intra_op_num_threads = cpus.usable()
@@ -68,24 +67,58 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
         if is_text:
             yield from with_checked_texts(model, infer, signature, largest)
             return
-        for size in SIZES[:1] if signature.batch_size > 1 else SIZES:
-            start = time.process_time()  # whatever else runs on this machine
-            alone, again = differences(signature, infer, size)
-            if again > largest():
-                problem = "the outputs differ from call to call"
-            if again > largest() or alone > largest():
-                break
-            compared = True
-            yield signature  # which is served if larger batches take too long
-            if size > ITEMS and time.process_time() - start > NEXT_S:
-                break
     except Exception:  # the runtime's, which has a type per cause
-        problem = "the graph fails on generated items"
-    if problem and not (compared or is_one):
-        yield replace(signature, batch_note=f"{NOT_COMPARED}: {problem}")
-    elif not problem and alone > largest():
-        note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
-        yield graph_signature(path, model, note)
+        yield from not_compared(signature, FAILS)
+        return
+    yield from compared(model, signature, infer, largest())
+
+
+def compared(model: Model, signature: Signature, infer: Infer, largest: float) -> Iterator[Signature]:
+    """Compares batches of more and more items; yields what `with_compared_items` does.
+
+    The signature itself stands for what larger batches, which may take too long, do not change.
+    """
+    for size in SIZES[:1] if signature.batch_size > 1 else SIZES:
+        start = time.process_time()  # whatever else runs on this machine
+        try:
+            alone, again = differences(signature, infer, size)
+            returned = with_returned_shapes(signature, infer) if alone == inf else None
+        except Exception:  # the runtime's
+            yield from not_compared(signature, FAILS) if size == ITEMS else ()
+            return
+        if returned:
+            yield from compared(model, returned, infer, largest)
+            return
+        if again > largest:
+            yield from not_compared(signature, DIFFER) if size == ITEMS else ()
+            return
+        if alone > largest:
+            note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
+            yield graph_signature(graph_path(model), model, note)
+            return
+        yield signature
+        if size > ITEMS and time.process_time() - start > NEXT_S:
+            return
+
+
+def not_compared(signature: Signature, reason: str) -> Iterator[Signature]:
+    """Yields the signature with a note; nothing if batches of one are computed anyway."""
+    if signature.batch_size != 1:
+        yield replace(signature, batch_note=f"{NOT_COMPARED}: {reason}")
+
+
+def with_returned_shapes(signature: Signature, infer: Infer) -> Signature | None:
+    """Returns the signature with the outputs' shapes that the runtime returns for a batch.
+
+    It is None if these have no row for each item, are those of the signature, or vary. CatBoost, for
+    example, declares [N] and returns [N, 1]. Raises the runtime's errors.
+    """
+    together = infer(random_inputs(signature, ITEMS, 1))
+    if signature.axes or signature.batch_size or any(array.shape[:1] != (ITEMS,) for array in together):
+        return None
+    pairs = zip(signature.outputs, together, strict=True)
+    outputs = tuple(replace(spec, shape=array.shape[1:]) for spec, array in pairs)
+    return None if outputs == signature.outputs else replace(signature, outputs=outputs)
 
 
 def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
@@ -118,7 +151,7 @@ def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, f
     try:
         check_outputs(signature, together, size, signature.sizes_at(length))
     except ValueError:  # the batch does not divide into items
-        return float("inf"), again
+        return inf, again
     return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again
 
 

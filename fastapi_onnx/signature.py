@@ -34,7 +34,10 @@ LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
-ZIPMAP_CURE = '; convert the classifier again with options={"zipmap": False}, or with zipmap=False'
+ZIPMAP_CURE = (
+    '; convert the classifier again with options={"zipmap": False}, or with zipmap=False, '
+    "or remove the node ZipMap"
+)
 Axis = int | str
 
 

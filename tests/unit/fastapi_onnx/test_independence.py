@@ -105,6 +105,36 @@ def test_an_output_of_all_items_takes_the_batch(
     assert ("one at a time" in signature.batch_note) == batched
 
 
+@pytest.mark.parametrize("declared", [["N"], ["N", 4]])
+def test_the_returned_shape_counts_if_another_one_is_declared(
+    tmp_path: Path, declared: Sequence[int | str]
+) -> None:
+    """CatBoost's regressors declare [N] and return [N, 1]."""
+    trees = node(
+        "TreeEnsembleRegressor",
+        "x",
+        "y",
+        domain="ai.onnx.ml",
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[1, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_values=[0.5, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[1.0, 2.0],
+        n_targets=1,
+    )
+    made = model([trees], [value("x", axes=["N", 4])], [value("y", axes=declared)])
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    signature = described(made, tmp_path)
+    assert (signature.is_batched, signature.batch_note) == (True, "")
+    assert signature.outputs[0].shape == (1,)
+
+
 def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: Path) -> None:
     """A sum of many trees is added up in another order in large batches."""
     noise = np.where(np.arange(512) < 32, 1e-7, 2e-7).astype(np.float32)[:, None]

@@ -272,7 +272,8 @@ def test_trees_answer_with_the_probability_of_each_class(
     [
         (
             graphs.with_zip_map(graphs.trees()),
-            r'mapped is not a tensor.* options={"zipmap": False}, or with zipmap=False$',
+            r'mapped is not a tensor.* options={"zipmap": False}, or with zipmap=False, or remove'
+            " the node ZipMap$",
         ),
         (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING"),
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
