@@ -68,12 +68,14 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
             yield from with_checked_texts(model, infer, signature, largest)
             return
     except Exception:  # the runtime's, which has a type per cause
-        yield from not_compared(signature, FAILS)
+        yield from note_failure(signature, FAILS)
         return
-    yield from compared(model, signature, infer, largest())
+    yield from compare_sizes(model, signature, infer, largest())
 
 
-def compared(model: Model, signature: Signature, infer: Infer, largest: float) -> Iterator[Signature]:
+def compare_sizes(
+    model: Model, signature: Signature, infer: Infer, largest: float
+) -> Iterator[Signature]:
     """Compares batches of more and more items; yields what `with_compared_items` does.
 
     The signature itself stands for what larger batches, which may take too long, do not change.
@@ -84,13 +86,13 @@ def compared(model: Model, signature: Signature, infer: Infer, largest: float) -
             alone, again = differences(signature, infer, size)
             returned = with_returned_shapes(signature, infer) if alone == inf else None
         except Exception:  # the runtime's
-            yield from not_compared(signature, FAILS) if size == ITEMS else ()
+            yield from note_failure(signature, FAILS) if size == ITEMS else ()
             return
         if returned:
-            yield from compared(model, returned, infer, largest)
+            yield from compare_sizes(model, returned, infer, largest)
             return
         if again > largest:
-            yield from not_compared(signature, DIFFER) if size == ITEMS else ()
+            yield from note_failure(signature, DIFFER) if size == ITEMS else ()
             return
         if alone > largest:
             note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
@@ -101,7 +103,7 @@ def compared(model: Model, signature: Signature, infer: Infer, largest: float) -
             return
 
 
-def not_compared(signature: Signature, reason: str) -> Iterator[Signature]:
+def note_failure(signature: Signature, reason: str) -> Iterator[Signature]:
     """Yields the signature with a note; nothing if batches of one are computed anyway."""
     if signature.batch_size != 1:
         yield replace(signature, batch_note=f"{NOT_COMPARED}: {reason}")

@@ -31,7 +31,7 @@ REDUCES = "items depend on each other: {} reduces the whole batch"
 
 
 @dataclass(frozen=True)
-class Traced:
+class Trace:
     """Names of the tensors that follow from the inputs' numbers."""
 
     numbers: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Traced:
             if chosen:
                 known.update(filter(None, names))
 
-    def passed(self, sources: Iterable[str], targets: Iterable[str]) -> None:
+    def pass_on(self, sources: Iterable[str], targets: Iterable[str]) -> None:
         """Adds each target to the sets that its source is in."""
         for source, target in zip(sources, targets, strict=False):
             self.add([target], source in self.numbers, source in self.shapes)
@@ -60,7 +60,7 @@ class WholeBatch:
         self._batch = batch
         self._axes: dict[str, list[int | str]] = {}
         self._constants: dict[str, Any] = {}  # a tensor, or numbers
-        self._traced = Traced()
+        self._trace = Trace()
         self.decisions: dict[str, None] = {}
         """The nodes that choose a branch, or the length of a loop."""
 
@@ -69,7 +69,7 @@ class WholeBatch:
 
         weights = {tensor.name for tensor in model.graph.initializer}
         names = [value.name for value in model.graph.input if value.name not in weights]
-        self._traced.add(names, numbers=True, shapes=False)
+        self._trace.add(names, numbers=True, shapes=False)
         self._read(model.graph)
 
     def _read(self, graph: onnx.GraphProto) -> None:
@@ -83,9 +83,9 @@ class WholeBatch:
             self._follow(node)
 
     def _follow(self, node: onnx.NodeProto) -> None:
-        traced, kind = self._traced, node.op_type
-        numbers = any(name in traced.numbers for name in node.input)
-        shapes = any(name in traced.shapes for name in node.input)
+        trace, kind = self._trace, node.op_type
+        numbers = any(name in trace.numbers for name in node.input)
+        shapes = any(name in trace.shapes for name in node.input)
         graphs = [part.g for part in node.attribute if part.type == onnx.AttributeProto.GRAPH]
         if kind == "Constant":
             made = onnx.helper.get_attribute_value(node.attribute[0])
@@ -94,52 +94,52 @@ class WholeBatch:
             self._decide(node, node.input[:1])
             for branch in graphs:
                 self._read(branch)
-                traced.passed((value.name for value in branch.output), node.output)
+                trace.pass_on((value.name for value in branch.output), node.output)
         elif graphs:
             self._repeat(node, graphs[0], numbers, shapes)
         elif kind in SIZES:
-            traced.add(node.output, shapes, shapes=False)
+            trace.add(node.output, shapes, shapes=False)
         else:
             sources = node.input[SIZED_BY_INPUTS.get(kind, len(node.input)) :]
-            shapes |= any(name in traced.numbers for name in sources)
-            traced.add(node.output, numbers, shapes or (numbers and kind in SIZED_BY_NUMBERS))
+            shapes |= any(name in trace.numbers for name in sources)
+            trace.add(node.output, numbers, shapes or (numbers and kind in SIZED_BY_NUMBERS))
             if numbers and (kind.startswith("Reduce") or kind in ("ArgMax", "ArgMin")):
                 self._reduce(node)
 
     def _repeat(self, node: onnx.NodeProto, body: onnx.GraphProto, numbers: bool, shapes: bool) -> None:
         """Follows the numbers through the body of a Loop, a Scan or another repeated graph."""
-        traced, is_loop = self._traced, node.op_type == "Loop"
+        trace, is_loop = self._trace, node.op_type == "Loop"
         inputs, outputs = ([value.name for value in side] for side in (body.input, body.output))
         if is_loop:
-            traced.passed(node.input, inputs)
+            trace.pass_on(node.input, inputs)
         else:
-            traced.add(inputs, numbers, shapes)
+            trace.add(inputs, numbers, shapes)
         known = -1
-        while known != (known := len(traced.numbers) + len(traced.shapes)):
+        while known != (known := len(trace.numbers) + len(trace.shapes)):
             self._read(body)
             if is_loop:
-                traced.passed(outputs, inputs[1:])  # to the next step
+                trace.pass_on(outputs, inputs[1:])  # to the next step
         if is_loop:
             self._decide(node, [*node.input[:2], outputs[0]])
-            traced.passed(outputs[1:], node.output)
+            trace.pass_on(outputs[1:], node.output)
         else:
-            traced.passed(outputs, node.output)
+            trace.pass_on(outputs, node.output)
 
     def _decide(self, node: onnx.NodeProto, names: Iterable[str]) -> None:
-        if any(name in self._traced.numbers for name in names):
-            self.decisions[label(node)] = None
+        if any(name in self._trace.numbers for name in names):
+            self.decisions[name_of(node)] = None
 
     def _reduce(self, node: onnx.NodeProto) -> None:
         """Notes a reduction of the axis that has the batch's name, or of all axes."""
-        shape, reduced = self._axes.get(node.input[0]), self._reduced(node)
+        shape, reduced = self._axes.get(node.input[0]), self._reduction_axes(node)
         if reduced is None or (reduced and shape is None):
             return
         places = {axis % len(shape) for axis in reduced} if shape else set()
         named = shape and any(shape[place] == self._batch for place in places)
         if not reduced or len(places) == len(shape or ()) or (named and isinstance(self._batch, str)):
-            self.reductions[label(node)] = None
+            self.reductions[name_of(node)] = None
 
-    def _reduced(self, node: onnx.NodeProto) -> list[int] | None:
+    def _reduction_axes(self, node: onnx.NodeProto) -> list[int] | None:
         """Returns the axes that a node reduces; empty for all, None for no axis or unknown ones."""
         options = {part.name: onnx.helper.get_attribute_value(part) for part in node.attribute}
         axes = options.get("axes", options.get("axis", 0 if node.op_type.startswith("Arg") else []))
@@ -152,7 +152,7 @@ class WholeBatch:
         return None if not found and options.get("noop_with_empty_axes") else found
 
 
-def label(node: onnx.NodeProto) -> str:
+def name_of(node: onnx.NodeProto) -> str:
     """Returns a node's name, or that of its output, with its operator."""
     return f"{node.name or node.output[0]} ({node.op_type})"
 
