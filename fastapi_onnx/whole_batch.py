@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from onnx.external_data_helper import uses_external_data
 
 SIZES = ("Shape", "Size")
 """Operators whose output depends on their input's shape only."""
@@ -74,7 +75,8 @@ class WholeBatch:
 
     def _read(self, graph: onnx.GraphProto) -> None:
         """Follows the numbers through a graph; those that it takes from around it are known."""
-        self._constants |= {tensor.name: tensor for tensor in graph.initializer}
+        inside = [tensor for tensor in graph.initializer if not uses_external_data(tensor)]
+        self._constants |= {tensor.name: tensor for tensor in inside}
         for value in (*graph.input, *graph.value_info):
             if value.type.tensor_type.HasField("shape"):
                 axes = value.type.tensor_type.shape.dim

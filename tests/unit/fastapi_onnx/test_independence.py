@@ -13,6 +13,7 @@ from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.models.tensors import NOT_COMPARED, Signature
+from smallplates.settings import Settings
 from smallplates.supervision import describe
 from tests import graphs
 from tests.graphs import model, node, value
@@ -365,6 +366,17 @@ def test_a_threshold_for_all_items_shares_no_batch(
     signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
     assert signature.is_batched is batched
     assert bool(signature.batch_note) is not batched
+
+
+def test_axes_in_another_file_are_left_to_the_runtime(tmp_path: Path) -> None:
+    """ONNX Runtime refuses them when it loads the graph."""
+    nodes = [node("ReduceSum", "x axes", "n", keepdims=1), node("Sub", "x n", "y")]
+    made = graph(nodes, "N", TensorProto.FLOAT, axes=[0])
+    onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
+    read = Model.read(tmp_path)
+    assert OnnxBackend().signature(read).is_batched
+    with pytest.raises(ConfigurationError, match="Cannot parse data from external tensors"):
+        OnnxBackend().load(read, Settings(device="cpu"))
 
 
 def test_what_a_function_computes_from_all_items_counts(tmp_path: Path) -> None:
