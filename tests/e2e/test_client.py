@@ -71,7 +71,7 @@ def test_a_restart_is_waited_for() -> None:
             assert client.predict(command()).tries == 1
         with pytest.raises(smallplates.client.UnreachableError):
             client.ready()
-        patient = client.submit(command(), timeout_s=60)
+        patient = client.submit(command(), timeout_s=300)
         with servers.running(arguments, f"{url}/health/ready", SETTINGS):
             client.wait_ready()
             assert patient.result().tries > 1
