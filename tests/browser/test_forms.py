@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.conftest import PageOf
 from tests.browser.pictures_of_food import payload
 from tests.browser.stub_api import StubApi, error, until
-from tests.browser.stub_models import FLOWERS, GRAPH
+from tests.browser.stub_models import FLOWERS
 
 pytestmark = pytest.mark.slow
 
@@ -140,16 +140,6 @@ def test_another_version_gets_its_own_form(page: Page, stub: StubApi) -> None:
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.get_by_label("Features")).to_have_count(0)
     expect(page.get_by_label("Name")).to_have_value("as it was")
-
-
-def test_tensors(page_of: PageOf, stub: StubApi) -> None:
-    page = page_of(GRAPH)
-    expect(page.locator(".lead")).to_contain_text("inputs and outputs are tensors")
-    example = page.get_by_label("Request").input_value()
-    page.get_by_label("Request").fill(example.replace("[ 0, 0, 0 ]", "[1, 2, 4]"))
-    send(page)
-    assert stub.asked[0].path == "/v2/models/sums/infer"
-    expect(page.locator("code.json")).to_contain_text('"data": [ 7 ]')
 
 
 def test_without_script(page_of: PageOf, stub: StubApi) -> None:
