@@ -31,12 +31,13 @@ def test_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mood.py").write_text(code)
     import mood  # type: ignore[import-not-found]
 
-    (tmp_path / "1").mkdir()
+    folder = tmp_path / "models" / "mood"
+    (folder / "1").mkdir(parents=True)
     description = {"name": "mood", "version": "1", "task": "mood:Mood", "files": {}}
-    (tmp_path / "model.json").write_text(json.dumps(description))
+    (folder / "model.json").write_text(json.dumps(description))
     torch.manual_seed(1)
-    torch.save(mood.Network().state_dict(), tmp_path / "1" / "network.pt")
-    model, settings = Model.read(tmp_path), Settings(device="cpu", intra_op_threads=1)
+    torch.save(mood.Network().state_dict(), folder / "1" / "network.pt")
+    model, settings = Model.read(folder), Settings(device="cpu", intra_op_threads=1)
     backend = PythonBackend()
     backend.load(model, settings)
     (signature,) = PythonRequests.plan(model, settings)
