@@ -21,7 +21,7 @@ from benchmarks import service
 from smallplates.cli.load import payloads, report, server_side
 from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
-from smallplates.cli.load.measurement import Measured
+from smallplates.cli.load.measurement import Measurement
 from smallplates.cli.load.target import Target
 
 ALONE = "models/food11"
@@ -59,7 +59,7 @@ def pair(photo: bytes, connections: int, seconds: float, models: list[str]) -> d
     return {"connections": connections, "alone": alone, "beside": beside, "ratio": beside / alone}
 
 
-def texts(url: str, rate: float, seconds: float) -> Measured:
+def texts(url: str, rate: float, seconds: float) -> Measurement:
     """Measures the sentiment model at `rate` texts a second."""
     plan = Plan(warm_up_s=1, window_s=seconds, fewest=1, most=1)
     target = Target(url, [TEXT.encode()], model="sentiment")

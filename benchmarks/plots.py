@@ -60,9 +60,9 @@ def tails(axes: "Axes", content: Content) -> None:
 
 def percentiles(axes: "Axes", content: Content) -> None:
     """Latency by percentile, one line a load."""
-    from smallplates.cli.load.measurement import Measured, plot_latencies
+    from smallplates.cli.load.measurement import Measurement, plot_latencies
 
-    plot_latencies(axes, [Measured(**row) for row in content["results"]])
+    plot_latencies(axes, [Measurement(**row) for row in content["results"]])
 
 
 def stages(axes: "Axes", content: Content) -> None:

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from fastapi_onnx import gpu_graph, graph_file
+from fastapi_onnx.logits import keep_logits
 from fastapi_onnx.normalisation import NORMALISED, PIXELS, model_input
 from fastapi_onnx.shared_weights import CPU
 from smallplates.errors import ConfigurationError
@@ -75,9 +76,9 @@ class Device:
         except Exception as error:  # the library raises several types
             if isinstance(full := classify(str(error)), OutOfDeviceMemoryError):
                 raise full from error
-            raise ConfigurationError(f"CUDA cannot be used: {error}{self._missing()}") from error
+            raise ConfigurationError(f"CUDA cannot be used: {error}{self._loader_messages()}") from error
         if session.get_providers()[0] != CUDA:
-            raise ConfigurationError(f"{CUDA} cannot be used{self._missing()}")
+            raise ConfigurationError(f"{CUDA} cannot be used{self._loader_messages()}")
         session.disable_fallback()
         return session
 
@@ -104,7 +105,7 @@ class Device:
             options["gpu_mem_limit"] = str(int(self._memory * share))
         return options
 
-    def _missing(self) -> str:
+    def _loader_messages(self) -> str:
         """Returns the libraries' own messages, to be appended to an error."""
         reasons = [self._said, unloadable()]
         return "".join(f"; {words}" for words in reasons if words)
@@ -194,7 +195,9 @@ class CudaNetwork:
         pipeline, classes = model.description.pipeline, len(model.labels)
         images = precision_check.sample_images(pipeline.output_size)
         tensors = gpu_graph.normalise(images, pipeline)
-        graph, expected = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), tensors)
+        made = graph_file.read(model.file("model.onnx"))
+        keep_logits(made.graph)
+        graph, expected = gpu_graph.simplify(made, tensors)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)

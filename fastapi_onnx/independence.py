@@ -5,9 +5,11 @@ request of all its items at once is answered as the graph would. Called by `back
 described, in a process of its own.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from math import inf
 
 import onnx
 import onnxruntime as ort
@@ -28,11 +30,19 @@ from smallplates.models.tensors import (
     check_outputs,
 )
 from smallplates.system import cpus
+from smallplates.worker.batch_sizes import LARGEST
 from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
 from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inputs
 
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
+
+FAILS, DIFFER = "the graph fails on generated items", "the outputs differ from call to call"
+SIZES = (ITEMS, *(2**power for power in range(3, LARGEST.bit_length())))
+"""Sizes of the batches that are compared: some graphs compute large batches in another way."""
+
+NEXT_S = 0.1
+"""CPU time in seconds after which no size above 8 is compared."""
 
 
 def with_compared_items(model: Model, signature: Signature) -> Iterator[Signature]:
@@ -43,10 +53,8 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     """
     path, is_text = graph_path(model), model.description.text is not None
     largest = cache(lambda: tolerance(onnx.load(path, load_external_data=False).graph, signature))
-    is_one = signature.batch_size == 1 and not is_text
-    if not signature.is_batched or (
-        not is_text and ((is_one and not signature.batch_note) or largest() == QUANTISED)
-    ):
+    is_one = signature.batch_size == 1 and not signature.batch_note
+    if not signature.is_batched or (not is_text and (is_one or largest() == QUANTISED)):
         return
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
@@ -59,16 +67,60 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
         if is_text:
             yield from with_checked_texts(model, infer, signature, largest)
             return
-        alone, again = differences(signature, infer)
     except Exception:  # the runtime's, which has a type per cause
-        if not is_one:
-            yield replace(signature, batch_note=f"{NOT_COMPARED}: the graph fails on generated items")
+        yield from note_failure(signature, FAILS)
         return
-    if again > largest() and not is_one:
-        yield replace(signature, batch_note=f"{NOT_COMPARED}: the outputs differ from call to call")
-    elif again <= largest() < alone:
-        note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
-        yield graph_signature(path, model, note)
+    yield from compare_sizes(model, signature, infer, largest())
+
+
+def compare_sizes(
+    model: Model, signature: Signature, infer: Infer, largest: float
+) -> Iterator[Signature]:
+    """Compares batches of more and more items; yields what `with_compared_items` does.
+
+    The signature itself stands for what larger batches, which may take too long, do not change.
+    """
+    for size in SIZES[:1] if signature.batch_size > 1 else SIZES:
+        start = time.process_time()  # whatever else runs on this machine
+        try:
+            alone, again = differences(signature, infer, size)
+            returned = with_returned_shapes(signature, infer) if alone == inf else None
+        except Exception:  # the runtime's
+            yield from note_failure(signature, FAILS) if size == ITEMS else ()
+            return
+        if returned:
+            yield from compare_sizes(model, returned, infer, largest)
+            return
+        if again > largest:
+            yield from note_failure(signature, DIFFER) if size == ITEMS else ()
+            return
+        if alone > largest:
+            note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
+            yield graph_signature(graph_path(model), model, note)
+            return
+        yield signature
+        if size > ITEMS and time.process_time() - start > NEXT_S:
+            return
+
+
+def note_failure(signature: Signature, reason: str) -> Iterator[Signature]:
+    """Yields the signature with a note; nothing if batches of one are computed anyway."""
+    if signature.batch_size != 1:
+        yield replace(signature, batch_note=f"{NOT_COMPARED}: {reason}")
+
+
+def with_returned_shapes(signature: Signature, infer: Infer) -> Signature | None:
+    """Returns the signature with the outputs' shapes that the runtime returns for a batch.
+
+    It is None if these have no row for each item, are those of the signature, or vary. CatBoost, for
+    example, declares [N] and returns [N, 1]. Raises the runtime's errors.
+    """
+    together = infer(random_inputs(signature, ITEMS, 1))
+    if signature.axes or signature.batch_size or any(array.shape[:1] != (ITEMS,) for array in together):
+        return None
+    pairs = zip(signature.outputs, together, strict=True)
+    outputs = tuple(replace(spec, shape=array.shape[1:]) for spec, array in pairs)
+    return None if outputs == signature.outputs else replace(signature, outputs=outputs)
 
 
 def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
@@ -80,13 +132,13 @@ def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
     return MAX_DIFFERENCE if has_half else EXACT
 
 
-def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
+def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    See `comparison.relative`. Raises the runtime's errors.
+    Only the first items are computed alone. See `comparison.relative`. Raises the runtime's errors.
     """
     is_one = signature.batch_size == 1
-    size = ITEMS if is_one else signature.batch_size or ITEMS
+    size = size if is_one else signature.batch_size or size
     for length in EXAMPLE_LENGTHS:
         inputs = random_inputs(signature, size, length)
         try:
@@ -101,7 +153,7 @@ def differences(signature: Signature, infer: Infer) -> tuple[float, float]:
     try:
         check_outputs(signature, together, size, signature.sizes_at(length))
     except ValueError:  # the batch does not divide into items
-        return float("inf"), again
+        return inf, again
     return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again
 
 
@@ -119,10 +171,10 @@ def difference_whole(
     places = [
         place
         for place, (spec, array) in enumerate(zip(signature.outputs, together, strict=True))
-        if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.sized(sizes))
+        if sizes.keys() >= {*axes_of([spec])} and array.shape == (1, *spec.shape_at(sizes))
     ]
     whole, worst = [together[place] for place in places], 0.0
-    for row in range(len(inputs[0]) if places else 0):
+    for row in range(min(ITEMS, len(inputs[0])) if places else 0):
         alone = infer([array[row : row + 1] for array in inputs])
         worst = max(worst, difference([alone[place] for place in places], whole, relative).worst)
     return worst

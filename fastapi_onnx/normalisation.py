@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from fastapi_onnx.logits import keep_logits
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ImagePipeline
 
@@ -19,8 +20,9 @@ NORMALISED = f"{PIXELS}_normalised"
 def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
     """Returns the model with the inputs uint8 [N, H, W, 3] and float [M, 3, H, W], one of them empty.
 
-    The model itself reads float [N, 3, H, W]. (pixel / 255 - mean) / std becomes one multiplication and
-    one addition per channel. Raises ConfigurationError if the model has another input.
+    Its only output is that of the logits. The model itself reads float [N, 3, H, W].
+    (pixel / 255 - mean) / std becomes one multiplication and one addition per channel. Raises
+    ConfigurationError if the model has another input, or no logits.
 
     Concatenating both inputs costs nothing that can be measured. A branch (`If`) would not copy the
     pixels, but OpenVINO then passes a wrong memory layout to a model that begins with AveragePool.
@@ -37,6 +39,7 @@ def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.Mod
             helper.make_tensor_value_info(TENSOR, TensorProto.FLOAT, ["M", 3, height, width]),
         ]
     )
+    keep_logits(result.graph)
     forget_batch_size(result.graph)
     result.graph.initializer.extend(scale_and_shift(pipeline))
     body = list(result.graph.node)

@@ -66,7 +66,7 @@ class OpenVinoSession:
         }
         source = graph()
 
-        def compiled() -> Any:
+        def compile_graph() -> Any:
             model = str(source) if isinstance(source, Path) else core.read_model(source)
             return core.compile_model(model, "CPU", options)
 
@@ -79,10 +79,10 @@ class OpenVinoSession:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not (folder / LIMITS).exists():
                     limits = index_limits(core.read_model(source))
-                    compiled()  # its weights are its own; what is read from the folder maps them
+                    compile_graph()  # its weights are its own; what is read from the folder maps them
                     (folder / LIMITS).write_text(json.dumps(limits))
             self._limits = json.loads((folder / LIMITS).read_text())
-        self._request = compiled().create_infer_request()
+        self._request = compile_graph().create_infer_request()
 
     def run(
         self,

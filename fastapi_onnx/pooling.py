@@ -35,9 +35,9 @@ def with_vectors(graph: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     """
     if model.description.embedding is None or has_vectors(graph):
         return graph
-    nodes = Appended(graph.graph)
+    nodes = NodeBuilder(graph.graph)
     pipeline = model.description.embedding
-    vector = nodes.pooled(pipeline.pooling, states_of(graph.graph))
+    vector = nodes.pool(pipeline.pooling, states_of(graph.graph))
     for place in pipeline.dense:
         vector = nodes.linear(vector, model.folder / place)
     graph.graph.node.append(helper.make_node("Identity", [vector], [VECTOR]))
@@ -69,7 +69,7 @@ def states_of(graph: onnx.GraphProto) -> str:
     )
 
 
-class Appended:
+class NodeBuilder:
     """Nodes that are added to the end of a graph; each method returns the name of its result."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -90,31 +90,31 @@ class Appended:
         self._graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
         return name
 
-    def reshaped(self, name: str, *shape: int) -> str:
+    def reshape(self, name: str, *shape: int) -> str:
         """Changes a shape; 0 keeps the size of that axis, -1 takes what is left."""
         return self.add("Reshape", name, self.constant(shape))
 
-    def pooled(self, pooling: str, states: str) -> str:
+    def pool(self, pooling: str, states: str) -> str:
         """Reduces states [N, tokens, size] to vectors [N, size], float32."""
         states = self.add("Cast", states, to=TensorProto.FLOAT)
         if pooling == "cls":
             return self.add("Gather", states, self.constant(0), axis=1)
-        column = self.reshaped(self._mask(), 0, -1, 1)
+        column = self.reshape(self._mask(), 0, -1, 1)
         if pooling == "max":
             distance = self.add(
                 "Mul", self.add("Sub", column, self.constant(np.float32(1))), self.constant(FAR)
             )
             columns = self.add("Transpose", self.add("Add", states, distance), perm=[0, 2, 1])
-            return self.reshaped(self.add("GlobalMaxPool", columns), 0, -1)
+            return self.reshape(self.add("GlobalMaxPool", columns), 0, -1)
         if pooling == "lasttoken":
             column = self.add("Sub", column, self._next(column))
-        row = self.reshaped(column, 0, 1, -1)
+        row = self.reshape(column, 0, 1, -1)
         vector = self.add("MatMul", row, states)  # [N, 1, size]
         if pooling != "lasttoken":
             count = self.add("Max", self.add("MatMul", row, column), self.constant(LEAST))
             count = self.add("Sqrt", count) if pooling == "mean_sqrt_len_tokens" else count
             vector = self.add("Div", vector, count)
-        return self.reshaped(vector, 0, -1)
+        return self.reshape(vector, 0, -1)
 
     def _mask(self) -> str:
         """Returns 1 for tokens and 0 for padding, float32 [N, tokens]; all are 1 without a mask."""

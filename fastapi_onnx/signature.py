@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, inliner
 
+from fastapi_onnx import whole_batch
+from fastapi_onnx.logits import check_logits
 from fastapi_onnx.normalisation import model_inputs
 from fastapi_onnx.pooling import with_vectors
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Signature, TensorSpec, axes_of
 
 TYPES = {
@@ -31,7 +34,10 @@ LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
-ZIPMAP_CURE = '; convert the classifier again with options={"zipmap": False}, or with zipmap=False'
+ZIPMAP_CURE = (
+    '; convert the classifier again with options={"zipmap": False}, or with zipmap=False, '
+    "or remove the node ZipMap"
+)
 Axis = int | str
 
 
@@ -43,6 +49,8 @@ def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
     """
     try:
         graph = with_vectors(onnx.load(path, load_external_data=False), model)
+        outputs = kind_of(model.description.task).outputs
+        check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
         return TensorGraph(graph, model.description, objection).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
@@ -57,6 +65,9 @@ class TensorGraph:
     def __init__(self, model: onnx.ModelProto, description: ModelDescription, objection: str) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
+        self._doubt = ""
+        """Why this axis may not be the batch; empty if no output is against it."""
+
         inputs = model_inputs(model.graph)
         batch, differing = find_batch(inputs, self._limits)
         forget_weights(model.graph)
@@ -64,12 +75,21 @@ class TensorGraph:
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
                 dimension.Clear()  # else the name stands against what is inferred, mostly an input's
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        outputs, is_text = inferred.graph.output, description.text is not None
         self._objection = objection or differing
-        self._read(inputs, inferred, stated, None if self._objection else batch)
-        if self._doubt and not self._objection:
-            self._objection = self._doubt
-            self._read(inputs, inferred, stated, None)
+        self._read(inputs, outputs, stated, None if self._objection else batch)
+        if self._objection:
+            return
+        is_one = bool(self._doubt) or batch == 1
+        shared = "" if is_one else whole_batch.objection(inferred, batch, is_text)
+        if shared and is_text:
+            self._alone, self._note = True, shared
+        elif self._doubt or shared:
+            self._objection = self._doubt or shared
+            self._read(inputs, outputs, stated, None)
 
     def _read(
         self,
@@ -84,8 +104,6 @@ class TensorGraph:
         """Whether only batches of one can be computed."""
 
         self._doubt = ""
-        """Why this axis may not be the batch; empty if no output is against it."""
-
         self._note = ""
         """Why items are computed one at a time; empty if outputs divide into items."""
 

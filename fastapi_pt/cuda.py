@@ -79,7 +79,7 @@ class CudaNetwork:
 
         Raises `device_errors`.
         """
-        with self._working(len(batch)) as bucket:
+        with self._stream_bucket(len(batch)) as bucket:
             if batch.dtype == np.uint8:
                 bucket.pixels[0].copy_(torch.from_numpy(batch), non_blocking=True)
                 bucket.normalise[0]()
@@ -91,7 +91,7 @@ class CudaNetwork:
     def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], NDArray[np.float32]]:
         """Starts to copy slots into a bucket; see `SlotReader`. Both steps raise `device_errors`."""
         assert self._slots is not None  # noqa: S101 attach comes first
-        with self._working(size, self._copies) as bucket:
+        with self._stream_bucket(size, self._copies) as bucket:
             done = 0
             for first, end in runs(indices):
                 rows = slice(done, done + end - first)
@@ -102,7 +102,7 @@ class CudaNetwork:
 
     def _infer_fetched(self, size: int, place: int) -> NDArray[np.float32]:
         """Waits for `fetch` and computes the logits."""
-        with self._working(size) as bucket:
+        with self._stream_bucket(size) as bucket:
             self._stream.wait_event(bucket.filled[place])
             bucket.normalise[place]()
             return self._answer(bucket)
@@ -135,7 +135,7 @@ class CudaNetwork:
             self._slots = None
 
     @contextlib.contextmanager
-    def _working(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Bucket]:
+    def _stream_bucket(self, size: int, stream: torch.cuda.Stream | None = None) -> Iterator[Bucket]:
         """Yields the bucket of a size; queues work on `stream`, by default the computing one."""
         with translate_errors(), torch.inference_mode(), torch.cuda.device(self._like.device):
             if size not in self._buckets:

@@ -43,10 +43,10 @@ class Vectors(nn.Module):
         states = self.network(
             input_ids=input_ids, attention_mask=mask, return_dict=return_dict, **others
         )[STATES]
-        return {VECTOR: self.linear(pooled(self.pooling, states, mask))}
+        return {VECTOR: self.linear(pool(self.pooling, states, mask))}
 
 
-def pooled(pooling: str, states: Tensor, attention_mask: Tensor) -> Tensor:
+def pool(pooling: str, states: Tensor, attention_mask: Tensor) -> Tensor:
     """Reduces states [N, T, size] to [N, size], as sentence-transformers does."""
     if pooling == "cls":
         return states[:, 0]

@@ -161,8 +161,9 @@ def ranks(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JS
     if not all(index >= 0 and math.isfinite(score) for index, score in ranking):
         raise ValueError("neither a place nor a score")
     bars = []
+    is_raw = request.get("raw_scores") or not all(0 <= score <= 1 for _, score in ranking)
     for index, score in ranking:
-        share = (1 + math.tanh(score / 2)) / 2 if request.get("raw_scores") else score
+        share = (1 + math.tanh(score / 2)) / 2 if is_raw else score
         width = round(100 * min(max(share, 0), 1), 2)
         bars.append(words.Bar(request["texts"][index], words.decimal(score), width))
     sentence = f"Text {ranking[0][0] + 1} fits best: {bars[0].percent}"

@@ -79,20 +79,20 @@ class ModelInfo:
         if not self.is_described:
             return words.WAITING
         view = words.SPECIAL.get(self.task)
-        if view and view.fields.keys() <= self._declared.by_name.keys():
+        if view and view.fields.keys() <= self._plain_form.by_name.keys():
             return view
         if not self.task:
             return words.PHOTOS  # an API without tasks classifies images
         return words.TENSORS if self.request_schema is None else words.FORM
 
     @cached_property
-    def _declared(self) -> Form:
+    def _plain_form(self) -> Form:
         return form_of(self.request_schema or {}, self.example, self.limits)
 
     @cached_property
     def form(self) -> Form:
         """Form of its requests, with the fields of its view as the view shows them."""
-        form, changes = self._declared, self.view.fields
+        form, changes = self._plain_form, self.view.fields
         return replace(
             form, fields=tuple(replace(each, **changes.get(each.name, {})) for each in form.fields)
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import mul
 
-from flask_app.words import Bar, clipped, decimal
+from flask_app.words import Bar, clip, decimal
 
 PAIRS = 5
 NOTE = "Cosine similarity: 1 means the same to this model; texts that have nothing in common are near 0."
@@ -49,7 +49,7 @@ def similarity(texts: str | Sequence[str], vectors: Sequence[Sequence[float]]) -
     ]
     bars = [
         Bar(
-            f"“{clipped(texts[first])}” and “{clipped(texts[second])}”",
+            f"“{clip(texts[first])}” and “{clip(texts[second])}”",
             decimal(cosines[first, second]),
             round(100 * max(0.0, cosines[first, second]), 2),
         )

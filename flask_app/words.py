@@ -339,7 +339,7 @@ def decimal(score: float) -> str:
     return f"{score:z.2f}".replace("-", "\u2212")
 
 
-def clipped(text: str) -> str:
+def clip(text: str) -> str:
     """Returns the beginning of a text, for a sentence."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_QUOTE else f"{text[: MAX_QUOTE - 1].rstrip()}…"

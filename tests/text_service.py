@@ -1,5 +1,6 @@
 """A service of tiny models for texts: embeddings, ranking, classes."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,9 @@ def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> 
     """Base URL of a service of these models, which are made in `folder`; the first is the default."""
     tokenizer = exports.word_piece()
     pooling = ("Pooling", {"pooling_mode_mean_tokens": True})
-    exports.encoded(exports.modules(folder / "words", pooling, ("Normalize", {})), tokenizer, {})
+    words = exports.encoded(exports.modules(folder / "words", pooling, ("Normalize", {})), tokenizer, {})
+    prompts = {"prompts": {"query": "warm ", "document": "table "}}
+    (words / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     exports.ranked(folder / "judge", tokenizer, {})
     exports.saved(folder / "feelings", tokenizer, {})
     settings = {

@@ -36,7 +36,7 @@ class SleepingBackend:
         """Sleeps."""
         if self.seconds:
             time.sleep(self.seconds)
-        return [np.zeros((len(inputs[0]), *spec.sized({})), np.float32) for spec in signature.outputs]
+        return [np.zeros((len(inputs[0]), *spec.shape_at({})), np.float32) for spec in signature.outputs]
 
     def trim(self) -> None:
         """Does nothing."""

@@ -382,7 +382,7 @@ class EngineClient:
                 self._requests[slot] = None
                 request.report(slot, UnavailableError("no worker is ready"))
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Waits until no slot is in use; cancelled slots that no worker can report do not count."""
         await self._idle.wait()
 

@@ -106,7 +106,7 @@ class EngineFds:
 
 def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
     """Returns the bytes of one slot's tensor; whole pages if its size varies and may be large."""
-    size = math.prod(spec.sized(limits)) * np.dtype(spec.dtype).itemsize
+    size = math.prod(spec.shape_at(limits)) * np.dtype(spec.dtype).itemsize
     return -(-size // PAGE) * PAGE if spec.varies and size > KEPT_BYTES else size
 
 
@@ -192,7 +192,7 @@ class TensorSlots:
         if not self.spec.varies:
             whole: Array = self.array[slot]
             return whole
-        shape = self.spec.sized(sizes)
+        shape = self.spec.shape_at(sizes)
         return self.array[slot, : math.prod(shape)].reshape(shape)
 
 
@@ -326,7 +326,7 @@ class Memory:
 
     def _tensor(self, spec: TensorSpec, limits: dict[str, int]) -> TensorSlots:
         item = row_bytes(spec, limits) // np.dtype(spec.dtype).itemsize
-        shape = (item,) if spec.varies else spec.sized({})
+        shape = (item,) if spec.varies else spec.shape_at({})
         return TensorSlots(spec, self._numbers(spec.dtype, (self.layout.slots, *shape)))
 
     def sizes_of(self, slot: int) -> dict[str, int]:
@@ -356,7 +356,7 @@ class Memory:
         sizes = self.sizes_of(slot) if large else {}
         for tensor in large:
             row = tensor.array[slot]
-            if math.prod(tensor.spec.sized(sizes)) * row.itemsize > KEPT_BYTES:
+            if math.prod(tensor.spec.shape_at(sizes)) * row.itemsize > KEPT_BYTES:
                 start = row.__array_interface__["data"][0] - self._address
                 with contextlib.suppress(OSError):  # of a kernel that cannot
                     self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)

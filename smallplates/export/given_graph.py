@@ -154,6 +154,8 @@ def try_out(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         session = cpu_session(
             lambda: with_two_inputs(model, image).SerializeToString(), Settings(device="cpu"), None
         )
+    except ConfigurationError:
+        raise
     except Exception as error:  # onnxruntime's types have no common base
         raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
     images = precision_check.sample_images(image.output_size)[:2]

@@ -110,6 +110,9 @@ class TextPipeline(BaseModel):
     activation: Literal["softmax", "sigmoid"] = "softmax"
     """How logits become probabilities: `softmax` for mutually exclusive classes, otherwise `sigmoid`."""
 
+    raw_scores: bool = Field(default=False, exclude_if=lambda value: not value)
+    """Whether a reranker returns the network's own numbers, unless a request says otherwise."""
+
 
 class EmbeddingPipeline(BaseModel):
     """From the vectors of a text's tokens to the text's vector, and what may be put before the text."""

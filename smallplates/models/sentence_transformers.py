@@ -82,6 +82,9 @@ class Options(File):
     model_type: str = ENCODER
     prompts: dict[str, str] = Field(default={})
     default_prompt_name: str | None = None
+    activation_fn: str | None = None
+    """Function for a CrossEncoder's scores, since version 5.4."""
+
     truncate_dim: PositiveInt | None = None
     module_output_name: Literal["token_embeddings"] | None = None
     max_seq_length: PositiveInt | None = None

@@ -132,6 +132,9 @@ PYTHON = TaskKind(
     "smallplates.tasks.python.web:PythonRequests",
     backend="smallplates.tasks.python.backend:PythonBackend",
 )
+TEACHER = "WithTeacher"
+"""End of an architecture's name whose head has a second classifier; its logits are the mean of both."""
+
 HEADS = tuple(dict.fromkeys(kind.head for kind in KINDS if kind.head))
 
 
@@ -147,6 +150,7 @@ def kind_of(task: str) -> TaskKind:
 def kinds_of_export(folder: Path, architecture: str) -> Iterator[TaskKind]:
     """Generates the kinds of tasks that an export may be for, by its files and by its network's head."""
     for kind in chain(KINDS, plugins("task")):
-        has_head = kind.head is not None and architecture.endswith(kind.head)
+        network = architecture.removesuffix(TEACHER)
+        has_head = kind.head is not None and network.endswith(kind.head)
         if has_head or (kind.file is not None and (folder / kind.file).is_file()):
             yield kind

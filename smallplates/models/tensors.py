@@ -46,7 +46,7 @@ class TensorSpec:
     note: str = ""
     """Where the shape comes from, for error messages about a wrong shape."""
 
-    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns the shape of an item with these sizes of varying axes."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
@@ -117,7 +117,7 @@ class Signature:
 
     def elements(self, sizes: Mapping[str, int]) -> int:
         """Returns the number of elements in the largest varying input; an item's cost grows with it."""
-        return max((math.prod(spec.sized(sizes)) for spec in self.inputs if spec.varies), default=1)
+        return max((math.prod(spec.shape_at(sizes)) for spec in self.inputs if spec.varies), default=1)
 
     def elements_of(self, item: Item) -> int:
         """Returns the same for an item."""
@@ -161,8 +161,8 @@ class Signature:
                 axis = sizes.setdefault(axis, size)
             if size != axis:
                 raise InvalidTensorError(
-                    f"each item of {spec.name} must have the shape {spec.sized(self.limits | sizes)}, "
-                    f"not {tuple(shape)}"
+                    f"each item of {spec.name} must have the shape "
+                    f"{spec.shape_at(self.limits | sizes)}, not {tuple(shape)}"
                 )
 
 
@@ -173,7 +173,9 @@ def axes_of(specs: Sequence[TensorSpec]) -> tuple[str, ...]:
 
 def examples(signature: Signature, count: int, sizes: Mapping[str, int]) -> list[Array]:
     """Returns a batch of examples for warm-up, an array [count, *shape] per input."""
-    batch = [np.full((count, *spec.sized(sizes)), spec.example, spec.dtype) for spec in signature.inputs]
+    batch = [
+        np.full((count, *spec.shape_at(sizes)), spec.example, spec.dtype) for spec in signature.inputs
+    ]
     for spec, array in zip(signature.inputs, batch, strict=True):
         put_at_end(array, spec.ending)
     return batch
@@ -205,7 +207,7 @@ def check_outputs(
             if isinstance(axis, str) and axis_size <= signature.limits.get(axis, axis_size):
                 known.setdefault(axis, axis_size)
         unknown = dict.fromkeys(axes_of([spec]), -1)  # matches no size
-        if array.shape != (size, *spec.sized(unknown | known)) or array.dtype != spec.dtype:
+        if array.shape != (size, *spec.shape_at(unknown | known)) or array.dtype != spec.dtype:
             note = f": {spec.note}" if spec.note else ""
             raise ValueError(
                 f"the model returned {spec.name} as {array.dtype} {list(array.shape)}, "

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from smallplates.errors import ConfigurationError, InvalidRequestError, TextTooLongError
+from smallplates.models.description import TextPipeline
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
@@ -22,6 +23,9 @@ MAX_TEXTS_BYTES = 2 * 1024 * 1024
 MAX_PAIRS_BYTES = 2 * MAX_TEXTS_BYTES
 """Maximum UTF-8 bytes of the texts, each with the query, which is tokenised as often."""
 
+ACTIVATIONS = {"Identity": True, "Sigmoid": False}
+"""Functions of torch for scores, and whether they leave the network's own numbers."""
+
 UNNAMED = "LABEL_0"
 """Name of a label that nobody has named."""
 
@@ -31,7 +35,10 @@ class RankingRequest(BaseModel):
 
     query: str = Field(min_length=1)
     texts: list[str] = Field(min_length=1)
-    raw_scores: bool | None = Field(None, description="Whether scores are of any size, or from 0 to 1.")
+    raw_scores: bool | None = Field(
+        None,
+        description="Whether scores are of any size, or from 0 to 1. By default, the model decides.",
+    )
     truncate: Truncate = None
     truncation_direction: Direction = None
 
@@ -88,7 +95,10 @@ class Ranking(TextTask):
         )
         if not (is_cross_encoder or config.problem_type or config.labels == [UNNAMED]):
             return None
-        return super().from_export(folder, config)
+        fields = super().from_export(folder, config) or {}
+        text: TextPipeline = fields["text"]
+        raw = has_raw_scores(options.activation_fn, config)
+        return {**fields, "text": text.model_copy(update={"raw_scores": raw})}
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the query with each different text to an item.
@@ -131,6 +141,8 @@ class Ranking(TextTask):
     ) -> list[Candidate]:
         """Returns the index and the score of each text, best first."""
         places, is_raw = prepared.context  # the item of each text
+        if is_raw is None:
+            is_raw = self._model.description.text_pipeline.raw_scores
         logits = np.array([numbers[0] for (numbers,) in outputs], np.float32)[places]
         scores = logits if is_raw else sigmoid(logits)
         order = np.argsort(-logits, kind="stable")[:top_k]
@@ -139,3 +151,18 @@ class Ranking(TextTask):
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> dict[str, Any]:
         """Returns all candidates."""
         return {"ranking": candidates}
+
+
+def has_raw_scores(stated: str | None, config: Config) -> bool:
+    """Returns whether CrossEncoder returns the network's own numbers; `stated` precedes config.json.
+
+    Raises ValueError for other functions than those of ACTIVATIONS.
+    """
+    path = stated or (config.sentence_transformers or {}).get("activation_fn")
+    path = path or config.sbert_ce_default_activation_function or "torch.nn.Sigmoid"
+    package, _, name = str(path).rpartition(".")
+    if not package.startswith("torch.nn") or name not in ACTIVATIONS:
+        raise ValueError(
+            f"its activation_fn is {path}; supported are {' and '.join(ACTIVATIONS)} of torch"
+        )
+    return ACTIVATIONS[name]

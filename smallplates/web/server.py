@@ -202,7 +202,7 @@ class Server(uvicorn.Server):
         end = time.monotonic() + self._settings.shutdown_timeout_s
         self._service.start_draining()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.drained(), self._settings.shutdown_timeout_s)
+            await asyncio.wait_for(self._service.drain(), self._settings.shutdown_timeout_s)
         self.config.timeout_graceful_shutdown = max(1, round(end - time.monotonic()))
         self.should_exit = True
         self._ended.set()

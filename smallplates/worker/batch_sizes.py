@@ -40,7 +40,7 @@ def padded(count: int, buckets: Sequence[int]) -> int:
     return buckets[bisect_left(buckets, count)] if buckets else count
 
 
-def halved(cap: int, buckets: Sequence[int]) -> int:
+def halve(cap: int, buckets: Sequence[int]) -> int:
     """Returns the largest bucket up to half of `cap`; without buckets, half of `cap`; at least 1."""
     return max((size for size in buckets if size <= cap // 2), default=max(1, cap // 2))
 
@@ -50,6 +50,6 @@ def next_power(count: int) -> int:
     return max(16, 1 << (count - 1).bit_length())
 
 
-def rounded_up(step: int, count: int) -> int:
+def round_up(step: int, count: int) -> int:
     """Returns the smallest multiple of `step` that is at least `count`."""
     return -(-count // step) * step

@@ -83,7 +83,7 @@ class BatchBuffer:
 
         def room(signature: Signature, spec: TensorSpec) -> Array:
             rows = 0 if spec.varies else max(size, signature.batch_size)
-            return np.zeros((rows, *spec.sized(signature.limits)), spec.dtype)
+            return np.zeros((rows, *spec.shape_at(signature.limits)), spec.dtype)
 
         signatures = memory.layout.signatures
         return cls(index, [[room(tensors, spec) for spec in tensors.inputs] for tensors in signatures])
@@ -258,7 +258,7 @@ class BatchExecutor:
                 for axis, size in zip(tensor.spec.shape, row.shape, strict=True):
                     if isinstance(axis, str) and axis_sizes.setdefault(axis, size) == size:
                         sizes[axes.index(axis)] = size
-                row = row[tuple(map(slice, tensor.spec.sized(axis_sizes)))]
+                row = row[tuple(map(slice, tensor.spec.shape_at(axis_sizes)))]
             tensor.write(slot, row)
 
     def _halve(self, slots: list[int], reason: str) -> list[list[int]]:
@@ -269,7 +269,7 @@ class BatchExecutor:
         memory = self._memory
         size = self._padded_count(self._signature_slots(slots).signature, len(slots))
         memory.out_of_memory[self._index] += 1
-        cap = min(self._queue.cap, batch_sizes.halved(size, self.buckets))
+        cap = min(self._queue.cap, batch_sizes.halve(size, self.buckets))
         logger().warning("out of device memory", size=size, cap=cap, reason=reason, worker=self._index)
         self.set_cap(cap)
         if len(slots) == 1:
@@ -372,7 +372,7 @@ class BatchExecutor:
         if signature.pads and self.device:
             largest = [batch_sizes.next_power(size) for size in largest]
         elif signature.pads:
-            largest = [batch_sizes.rounded_up(self.length_step, size) for size in largest]
+            largest = [batch_sizes.round_up(self.length_step, size) for size in largest]
         return {
             axis: min(size, signature.limits[axis])
             for axis, size in zip(signature.input_axes, largest, strict=True)
@@ -385,7 +385,7 @@ class BatchExecutor:
         spec = tensor.spec
         if not spec.varies:
             return gather(tensor.array, slots, room, size)
-        shape = spec.sized(sizes)
+        shape = spec.shape_at(sizes)
         items = [tensor.read(slot, self._memory.sizes_of(slot)) for slot in slots]
         if size == 1 and items[0].shape == shape:
             return items[0][np.newaxis]

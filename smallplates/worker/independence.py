@@ -17,7 +17,9 @@ from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature, put_at_end
 from smallplates.worker.precision_check import EXACT, token_inputs
 
-ITEMS, TOKENS = 3, 16
+ITEMS, TEXTS, TOKENS = 3, 8, 16
+"""Items, or texts, that are compared; they are the first of so many in a batch, of so many tokens."""
+
 LONGEST = 4096
 """Tokens of the longest text that is tried; more would take too much memory."""
 
@@ -33,10 +35,12 @@ def difference_alone(
 ) -> float:
     """Returns how far the first items of a batch are from the same items alone, without their padding.
 
-    `ends` has the length of each item's last axis, or None for all of it. If the batch size is fixed,
-    not 0, an item is computed with copies of itself. Raises the runtime's errors.
+    `ends` has the length of each item's last axis, or None for all of it; without lengths, the largest
+    number is that of the whole batch. If the batch size is fixed, not 0, an item is computed with copies
+    of itself. Raises the runtime's errors.
     """
-    together, pairs = infer(batch), []
+    together = infer(batch)
+    pairs = [(array.ravel(), array.ravel()) for array in together if not any(ends)]
     for row, end in enumerate(ends):
         alone = infer([array[[row] * (batch_size or 1)][..., :end] for array in batch])
         for one, array in zip(alone, together, strict=True):
@@ -61,7 +65,8 @@ def with_checked_texts(
     most = min(signature.limits[axis] for axis in signature.input_axes)
     count, ending = vocabulary(model)
     signature = with_ids(signature, ending=ending)
-    shape = signature.batch_size or ITEMS, min(most, LONGEST)
+    rows = signature.batch_size or TEXTS
+    shape = rows, min(most, LONGEST)
     tokens = np.random.default_rng(0).integers(count // 2, count, shape)
     tokens -= tokens == (pad or 0)
 
@@ -77,7 +82,7 @@ def with_checked_texts(
 
     def share(lengths: Sequence[int], width: int, beginning: Ids = ()) -> bool:
         """Returns whether texts in a batch of this width are computed as they are alone."""
-        batch = texts(lengths, width, beginning)
+        batch = texts(np.resize(lengths, rows).tolist(), width, beginning)
         try:
             ends = lengths[: len(batch[0])]
             gap = difference_alone(infer, batch, ends, signature.batch_size)
@@ -102,7 +107,7 @@ def with_checked_texts(
         result = replace(signature, batch_note=EQUAL_LENGTHS if can_pad else "")
     else:
         result = replace(signature, batch_size=1, batch_note=ONE_BY_ONE)
-    more = ending[-1:] * (signature.batch_size or ITEMS)  # their sum can be divided by that of texts
+    more = ending[-1:] * rows  # their sum can be divided by that of texts
     alone = not more or result.batch_size == 1
     free = alone or share(equal, width, more[: max(0, width - len(ending))])
     yield (result := with_ids(result, equal_count=None if free else more[0]))

@@ -83,7 +83,7 @@ class Samples:
                 return
             narrow = [full | {axis: small} for axis in full for small in NARROW if small < full[axis]]
             for each in (*narrow, full) if len(full) > 1 else (full,):
-                shapes = [(batch_size or 1, *spec.sized(each)) for spec in signature.inputs]
+                shapes = [(batch_size or 1, *spec.shape_at(each)) for spec in signature.inputs]
                 yield size * (each is full), list(map(np.resize, self.inputs, shapes))
 
 
@@ -115,7 +115,7 @@ def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:
     sizes = signature.sizes_at(length)
 
     def numbers(spec: TensorSpec) -> Array:
-        shape = (count, *spec.sized(sizes))
+        shape = (count, *spec.shape_at(sizes))
         if np.dtype(spec.dtype).kind == "f":
             return random.normal(size=shape).astype(spec.dtype)
         integers = random.integers(0, 2, shape)

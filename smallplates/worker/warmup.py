@@ -122,7 +122,7 @@ def measure_lengths(
             by_length[length] = measure(backend, signature, sizes, length)
             by_elements |= {size * elements: ms for size, ms in by_length[length].items()}
         except ConfigurationError as error:
-            refusal = error
+            refusal = refusal or error  # the shortest length's: longer ones may be too long
             if signature.input_axes:
                 logger().warning("items of a size cannot be computed", length=length, reason=str(error))
     if refusal and not by_length:

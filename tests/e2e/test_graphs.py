@@ -58,7 +58,7 @@ async def served(
         client.open()
         try:
             yield Engine(client)
-            await asyncio.wait_for(client.drained(), 60)
+            await asyncio.wait_for(client.drain(), 60)
         finally:
             client.close()
 

@@ -154,7 +154,7 @@ class Engine:
         self.before = {place: Counter(self.executions(place)) for place in range(len(self.kinds))}
         try:
             yield self
-            await asyncio.wait_for(self.client.drained(), 60)
+            await asyncio.wait_for(self.client.drain(), 60)
         finally:
             self.open_gate()
 
@@ -286,7 +286,7 @@ async def test_deadline_and_cancellation_leave_nothing_behind(all_kinds: Engine,
         assert await first == [99]
         with pytest.raises(DeadlineExceededError):
             await late
-        await asyncio.wait_for(engine.client.drained(), 60)
+        await asyncio.wait_for(engine.client.drain(), 60)
         assert engine.states[State.DONE] == 1
         assert engine.states[State.SKIPPED] >= 2
         assert engine.states[State.EXPIRED] >= 1

@@ -19,6 +19,9 @@ ORDER = [1, 2, 0]
 """Places of DOCUMENTS, best first."""
 
 LONG = "soup " * 100
+MOST = "soup " * (MOST_TOKENS - 3)
+"""With one word more, and two special tokens, as long as the model takes."""
+
 Json = Any
 
 
@@ -100,6 +103,9 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
         ({"dimensions": 2.5}, 400, "invalid_request"),
         ({"encoding_format": "hex"}, 400, "invalid_request"),
+        ({"truncate_prompt_tokens": MOST_TOKENS - 1}, 400, "invalid_request"),
+        ({"truncate": "MIDDLE"}, 400, "invalid_request"),
+        ({"input": LONG, "truncate": "NONE"}, 400, "context_length_exceeded"),
     ],
 )
 def test_openai_errors(url: str, change: dict[str, Json], status: int, code: str) -> None:
@@ -111,6 +117,27 @@ def test_openai_errors(url: str, change: dict[str, Json], status: int, code: str
         "invalid_request_error",
     )
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("content", "same"),
+    [
+        ({"input": "soup", "input_type": "query"}, {"text": "warm soup"}),
+        ({"input": "soup", "input_type": "passage"}, {"text": "table soup"}),
+        ({"input": "soup", "input_type": "clustering"}, {"text": "soup"}),
+        ({"input": f"table {LONG}", "truncate_prompt_tokens": -1}, {"text": f"table {MOST}"}),
+        (
+            {"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS},
+            {"text": f"table {MOST}"},
+        ),
+        ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
+        ({"input": f"table {LONG}", "truncate": True}, {"text": f"table {MOST}"}),
+        ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
+    ],
+)
+def test_fields_of_vllm_and_nim(url: str, content: dict[str, Json], same: dict[str, str]) -> None:
+    (row,) = answer(f"{url}/v1/embeddings", content)["data"]
+    assert row["embedding"] == pytest.approx(native(url, **same, truncate=True), abs=1e-6)
 
 
 def test_as_many_texts_as_openai_takes(url: str) -> None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from smallplates.cli.load import payloads, report
 from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.machine import write_results
-from smallplates.cli.load.measurement import Measured, plot_latencies, plot_throughput
+from smallplates.cli.load.measurement import Measurement, plot_latencies, plot_throughput
 from smallplates.cli.load.options import numbers
 from smallplates.cli.load.payloads import Protocol
 from smallplates.cli.load.server_side import describe
@@ -45,7 +45,7 @@ def limit_per_second(path: Path | None, precision: str) -> float | None:
 
 def publish(
     target: Target,
-    figures: list[Measured],
+    figures: list[Measurement],
     limit: Path | None,
     json_file: Path | None,
     csv_file: Path | None,

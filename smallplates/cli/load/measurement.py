@@ -10,7 +10,7 @@ BUSY = 0.85  # of one core: a load generator of one thread has little left
 
 
 @dataclass
-class Measured:
+class Measurement:
     """Figures of one load; latencies are in ms and of answers 200."""
 
     load: str
@@ -99,7 +99,7 @@ class Measured:
         }
 
 
-def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
+def plot_latencies(axes: "Axes", measured: list[Measurement]) -> None:
     """Plots latency by percentile, with the tail stretched."""
     for result in measured:
         points = [(p, value) for p, value in result.distribution if p < 100]
@@ -113,7 +113,7 @@ def plot_latencies(axes: "Axes", measured: list[Measured]) -> None:
     axes.grid(alpha=0.3)
 
 
-def plot_throughput(axes: "Axes", measured: list[Measured]) -> None:
+def plot_throughput(axes: "Axes", measured: list[Measurement]) -> None:
     """Plots answers a second of each load."""
     axes.plot([m.load.split()[0] for m in measured], [m.per_second for m in measured], "o-")
     axes.set(xlabel="connections", ylabel="answers a second", ylim=(0, None))

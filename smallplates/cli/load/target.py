@@ -15,7 +15,7 @@ import psutil
 from smallplates.cli.load import payloads, wrk
 from smallplates.cli.load.http_client import Connections, address, post
 from smallplates.cli.load.loops import Arrivals, ClosedLoop, OpenLoop, Plan, run_windows
-from smallplates.cli.load.measurement import Measured
+from smallplates.cli.load.measurement import Measurement
 from smallplates.cli.load.other_wires import GrpcClient, TcpClient, WireClient, call, frame
 from smallplates.cli.load.payloads import NOT_HTTP, PHOTOS, TEXTS, Payload, Protocol, Requests
 from smallplates.cli.load.recorder import add_rest, merge, ms
@@ -39,7 +39,7 @@ def with_usage(work: Callable[[], T]) -> tuple[T, float, float]:
     return result, round(cores, 3), round(psutil.cpu_percent() / 100, 3)
 
 
-def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
+def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measurement:
     """Runs a loop until it is steady.
 
     The figures are those of the last windows, or of all windows when it never became steady.
@@ -47,7 +47,7 @@ def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
     (parts, steady), generator, machine = with_usage(partial(run_loop, run_windows(loop_, plan)))
     whole = merge(parts[-plan.fewest :] if steady else parts)
     rate = loop_.rate if isinstance(loop_, OpenLoop) else None
-    return Measured(
+    return Measurement(
         load=name,
         motor="python",
         seconds=round(whole.seconds, 2),
@@ -68,7 +68,7 @@ def run_python(name: str, loop_: ClosedLoop | OpenLoop, plan: Plan) -> Measured:
     )
 
 
-def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan: Plan) -> Measured:
+def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan: Plan) -> Measurement:
     """Runs wrk; one window."""
     target, headers = url + requests[0].path, requests[0].headers
     bodies = [request.body for request in requests]
@@ -77,7 +77,7 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
     run = partial(wrk.run, target, bodies, connections, seconds, headers)
     load, generator, machine = with_usage(run)
     answers = load.requests - load.failed
-    return Measured(
+    return Measurement(
         load=name,
         motor="wrk",
         seconds=round(load.seconds, 2),
@@ -165,13 +165,13 @@ class Target:
             return [frame(item, options, self.requests) for item in self.items]
         return [post(self.url, p.path, p.headers, p.body) for p in self.payloads()]
 
-    def exactly(self, total: int, senders: int) -> Measured:
+    def exactly(self, total: int, senders: int) -> Measurement:
         """Measures exactly `total` requests, by `senders` clients that wait for their answers."""
         loop_ = ClosedLoop(self.connections(), self.wire(), senders, total)
         name = f"{total} requests, {senders} at a time"
         return self._measure(partial(run_python, name, loop_, Plan(0, None, 1, 1)))
 
-    def closed(self, concurrency: int, plan: Plan) -> Measured:
+    def closed(self, concurrency: int, plan: Plan) -> Measurement:
         """Measures `concurrency` clients that wait for their answers."""
         name = f"{concurrency} connection{'s' if concurrency > 1 else ''}"
         if self.motor == "wrk":
@@ -179,14 +179,14 @@ class Target:
         loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)
         return self._measure(partial(run_python, name, loop_, plan))
 
-    def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measured:
+    def open(self, rate: float, arrivals: Arrivals, plan: Plan) -> Measurement:
         """Measures `rate` requests a second, whether or not answers come. Raises ValueError with wrk."""
         if self.motor == "wrk":
             raise ValueError("wrk does not support --rate")
         loop_ = OpenLoop(self.connections(), self.wire(), rate, arrivals)
         return self._measure(partial(run_python, f"{rate:g}/s {arrivals}", loop_, plan))
 
-    def _measure(self, load: Callable[[], Measured]) -> Measured:
+    def _measure(self, load: Callable[[], Measurement]) -> Measurement:
         """Runs a load; adds the server's own figures."""
         before = Scrape.of(self.url, self.model)
         figures = load()

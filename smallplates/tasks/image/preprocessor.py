@@ -13,14 +13,14 @@ PREPROCESSOR = "preprocessor_config.json"
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
 
-CONVNEXT = "ConvNext"
-SQUARE = ("ViT", "DeiT", "Beit", "Pvt")
+CONVNEXT, LEVIT = "ConvNext", "Levit"
+SQUARE = ("ViT", "DeiT", "Beit", "Pvt", "Segformer")
 """Image processors for which a single number means the side of a square."""
 
-BY_SHORT_SIDE = ("CLIP", "Bit", "Siglip", "MobileNetV1", "MobileNetV2", CONVNEXT)
+BY_SHORT_SIDE = ("CLIP", "Bit", "Siglip", "MobileNetV1", "MobileNetV2", LEVIT, CONVNEXT)
 """Image processors for which a single number means the short side."""
 
-UNCROPPED = ("ViT", "Beit", "Siglip", "Pvt")
+UNCROPPED = ("ViT", "Beit", "Siglip", "Pvt", "Segformer")
 """Image processors that crop only if their file says so; in transformers 4, also BEiT's cropped."""
 
 CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
@@ -81,6 +81,8 @@ class Preprocessor(File):
             if resize >= CONVNEXT_UNCROPPED:
                 return (resize, resize), None
             return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
+        if kind == LEVIT and isinstance(resize, int):
+            resize = int(256 / 224 * resize)
         is_given = "do_center_crop" in self.model_fields_set  # null means no crop
         crops = self.do_center_crop if is_given else kind not in UNCROPPED
         return resize, self._crop(resize) if crops else None

@@ -226,5 +226,5 @@ def column_of_tensor(spec: TensorSpec, signature: Signature) -> ColumnSpec:
     """Returns the column for a tensor of the network."""
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
-    limits = spec.sized(unlimited | signature.limits)
+    limits = spec.shape_at(unlimited | signature.limits)
     return ColumnSpec(spec.name, NAMES[spec.dtype], dims, limits)

@@ -81,7 +81,7 @@ def tidy(schema: dict[str, Any]) -> None:
             if parameters := operation.get("parameters"):  # drops `version` if the path has none
                 operation["parameters"] = [each for each in parameters if each["in"] == "path"]
             for body in operation.get("requestBody", {}).get("content", {}).values():
-                body["schema"] = hoisted(schema, body["schema"])
+                body["schema"] = hoist(schema, body["schema"])
 
 
 def add_examples(operations: dict[str, Any], route: Route, models: Sequence[CatalogEntry]) -> None:
@@ -205,10 +205,10 @@ def component(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     content = dict(definition)
     title, parts = content.get("title", "Object"), content.pop("$defs", {})
     reference = {"$ref": f"#/$defs/{title}", "$defs": {**parts, title: content}}
-    return hoisted(schema, reference)
+    return hoist(schema, reference)
 
 
-def hoisted(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
+def hoist(schema: dict[str, Any], definition: Schema) -> dict[str, Any]:
     """Returns a JSON schema after moving its definitions to the document's components.
 
     A number is appended to their names if a different component already has one of them.

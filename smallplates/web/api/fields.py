@@ -36,7 +36,7 @@ from smallplates.web.http.body import (
     dump_json,
     files_of,
     form_parts,
-    parsed_content_type,
+    parse_content_type,
 )
 from smallplates.web.inference.served_model import check_count
 
@@ -90,7 +90,7 @@ def fields_from_body(
     Raises RequestError.
     """
     single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
-    kind, options = parsed_content_type(content_type or default_type(task, body))
+    kind, options = parse_content_type(content_type or default_type(task, body))
     more: Fields = {}
     if kind == MULTIPART and single and names:
         parts = form_parts(body, options.get(b"boundary"))
@@ -101,7 +101,7 @@ def fields_from_body(
         if others:
             return {single.name: [*each(partial(value_of_part, single), [part, *others])], **more}
         body, lenient = part.content, True
-        kind, options = parsed_content_type(part.content_type or default_type(task, body))
+        kind, options = parse_content_type(part.content_type or default_type(task, body))
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if kind == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
         return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
@@ -128,7 +128,7 @@ def default_type(task: Task, body: bytes = b"") -> str:
 
 def value_of_part(field: Field, part: FormPart) -> bytes | str:
     """Returns the value of a field in one of several files of a form. Raises RequestError."""
-    kind, options = parsed_content_type(part.content_type or BYTES.decode())
+    kind, options = parse_content_type(part.content_type or BYTES.decode())
     if kind in (JSON, URLENCODED):
         raise UnsupportedMediaTypeError(f"send {kind.decode()} alone: the form has several files")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")

@@ -177,7 +177,7 @@ class Pipeline:
         model = self.reserve(context, options, find) if isinstance(find, Target) else nullcontext()
         with model, await self.reader.read(request) as body:
             for claim in getattr(request.scope.get("route"), "claims", ()):
-                if claim.holds(find, await body.unpacked()):
+                if claim.holds(find, await body.decompress()):
                     find = partial(claim.find, **request.path_params)
                     request.scope["dialect"] = claim.dialect
                     break
@@ -187,7 +187,7 @@ class Pipeline:
         """Answers an HTTP request on a thread, without workers. Raises ServingError."""
         options = self.admit(request.headers)
         with await self.reader.read(request) as body:
-            call = self.service.threads.run(partial(work, await body.unpacked()), options.bulk)
+            call = self.service.threads.run(partial(work, await body.decompress()), options.bulk)
             try:
                 async with asyncio.timeout(options.timeout_ms / 1000):
                     return await unless_disconnected(request, call)
@@ -212,14 +212,14 @@ class Pipeline:
         if isinstance(find, Target):
             target = find
         elif body.size <= LARGE:
-            target = find(await body.unpacked())
+            target = find(await body.decompress())
         else:
-            target = await self.service.threads.run(partial(find, await body.unpacked()), options.bulk)
+            target = await self.service.threads.run(partial(find, await body.decompress()), options.bulk)
         model = target.model
         context.model = model.description.name
         with model:  # answers requests that have found it, even if it is replaced meanwhile
             async with model.admitted(options, target.signature) as slots:
-                content = await body.unpacked()
+                content = await body.decompress()
                 if target.inline_bytes is None or body.size <= target.inline_bytes:
                     call = target.decode(content)
                 else:

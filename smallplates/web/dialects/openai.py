@@ -5,14 +5,20 @@ describes them as OpenAI does, too.
 """
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pybase64
 from fastapi import Response
 from pydantic import BaseModel
 
-from smallplates.errors import NotFoundError, ServingError, TextTooLongError, UnauthorizedError
+from smallplates.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ServingError,
+    TextTooLongError,
+    UnauthorizedError,
+)
 from smallplates.models.task_kinds import EMBEDDING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
@@ -28,6 +34,16 @@ CODES = {
     TextTooLongError.code: "context_length_exceeded",
     UnauthorizedError.code: "invalid_api_key",
 }
+PROMPTS = {"query": ("query",), "passage": ("passage", "document")}
+"""`input_type` -> the prompts that it stands for; a model without them has one form for all texts."""
+
+CUTS: dict[Any, dict[str, Any]] = {
+    **{cut: {"truncate": cut} for cut in (False, True)},
+    "NONE": {"truncate": False},
+    "START": {"truncate": True, "truncation_direction": "left"},
+    "END": {"truncate": True, "truncation_direction": "right"},
+}
+"""`truncate` -> the fields of the task."""
 
 
 class OpenAIError(BaseModel):
@@ -37,11 +53,14 @@ class OpenAIError(BaseModel):
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """The body of a call."""
+    """The body of a call: vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`."""
 
     input: Texts
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    input_type: str | None = None
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
@@ -55,9 +74,25 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
-    form = {"normalize": True, "dimensions": asked.dimensions}
+    form = {"normalize": True, "dimensions": asked.dimensions, **cut_of(entry, asked)}
+    known: Any = entry.model.task
+    names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in known.prompts)
+    form["prompt_name"] = next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
     return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))
+
+
+def cut_of(entry: CatalogEntry, asked: EmbeddingsRequest) -> dict[str, Any]:
+    """Returns whether and where long texts are cut. Raises InvalidRequestError."""
+    task: Any = entry.model.task
+    tokens, most = asked.truncate_prompt_tokens, task.max_tokens
+    if tokens is None:
+        return CUTS.get(asked.truncate, {})
+    if tokens != -1 and tokens < most:
+        raise InvalidRequestError(
+            f"texts are cut to {most} tokens only: truncate_prompt_tokens must be -1 or at least {most}"
+        )
+    return {"truncate": True}
 
 
 def respond(entry: CatalogEntry, in_base64: bool, answer: Answer, _: RequestContext) -> Response:

@@ -81,10 +81,12 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
     query = input_of(size, query=asked.query, texts=texts, truncate=True, raw_scores=asked.is_raw)
     kept = texts if asked.return_documents else []
-    return Call([query], top_k=asked.top_n or None, respond=partial(reranked, entry, kept))
+    return Call([query], top_k=asked.top_n or None, respond=partial(rerank_response, entry, kept))
 
 
-def reranked(entry: CatalogEntry, texts: list[str], answer: Answer, context: RequestContext) -> Response:
+def rerank_response(
+    entry: CatalogEntry, texts: list[str], answer: Answer, context: RequestContext
+) -> Response:
     """Returns the documents' scores, best first, and with them the `texts` if there are any."""
     results: list[dict[str, Any]] = [
         {"index": each["index"], "relevance_score": each["score"]} for each in answer.candidates[0]
@@ -111,10 +113,10 @@ def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
         )
     raw = asked.is_raw
     inputs = [input_of(size, query=query, texts=texts, raw_scores=raw) for query, texts in pairs]
-    return Call(inputs, respond=partial(scored, entry))
+    return Call(inputs, respond=partial(score_response, entry))
 
 
-def scored(entry: CatalogEntry, answer: Answer, context: RequestContext) -> Response:
+def score_response(entry: CatalogEntry, answer: Answer, context: RequestContext) -> Response:
     """Returns the scores in the order of the texts."""
     ranks = chain(*(sorted(each, key=itemgetter("index")) for each in answer.candidates))
     data = [

@@ -69,6 +69,7 @@ class Form(msgspec.Struct, kw_only=True):
             **fields,
             "truncate": self.truncate is not False,
             "normalize": self.normalize is not False,
+            "raw_scores": self.raw_scores is True,
         }
 
 

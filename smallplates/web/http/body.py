@@ -126,7 +126,7 @@ class Body:
             raise
         self.content = b"".join(chunks)
 
-    async def unpacked(self) -> Any:
+    async def decompress(self) -> Any:
         """Returns the body, decompressed on a thread if it is compressed.
 
         Raises InvalidBodyError, PayloadTooLargeError or OverloadedError.
@@ -145,7 +145,7 @@ class Body:
         return self.content
 
 
-def parsed_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
+def parse_content_type(text: str) -> tuple[bytes, dict[bytes, bytes]]:
     """Returns the media type in lower case, and its parameters. Raises UnsupportedMediaTypeError."""
     if len(text) > MAX_CONTENT_TYPE:
         raise UnsupportedMediaTypeError(f"the content type has more than {MAX_CONTENT_TYPE} characters")
@@ -293,7 +293,7 @@ def accepted_encoding(header: str | None) -> str | None:
     return None
 
 
-async def packed(body: bytes, encoding: str) -> bytes:
+async def compress(body: bytes, encoding: str) -> bytes:
     """Compresses a body as gzip or deflate, quickly rather than well."""
     work = partial(zlib.compress, body, FAST, WINDOW_BITS[encoding])
     return work() if len(body) <= LARGE else await asyncio.to_thread(work)

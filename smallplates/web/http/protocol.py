@@ -26,6 +26,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_PIPELINED = 8
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BAD_REQUEST = b"400 Bad Request"
+TOO_LARGE = b"431 Request Header Fields Too Large"
 INVALID_REQUEST = b"Invalid HTTP request received."
 REFUSAL = (
     b"HTTP/1.1 %s\r\n%s: %s\r\ncontent-type: text/plain; charset=utf-8\r\n"
@@ -168,7 +169,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._refusal, INVALID_REQUEST)
         else:
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse(TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
         """Parses data; a request that offers an upgrade is parsed again without the offer.
@@ -253,14 +254,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _check_head(self) -> None:
-        """Checks version, Host and Transfer-Encoding according to RFC 9112 (2.3, 3.2, 6.1).
+        """Checks size, version, Host and Transfer-Encoding, see RFC 9112 (2.3, 3.2, 6.1).
 
-        HTTP/1.0 needs no Host; HAProxy's checks have none. Raises HttpParserError.
+        HTTP/1.0 needs no Host; HAProxy's checks have none. A head that arrives in one piece is complete
+        before `data_received` counts it. Raises HttpParserError.
         """
         version = self.parser.get_http_version()
         hosts = [name for name, _ in self.headers].count(b"host")
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if version not in ("1.0", "1.1"):
+        if self._head_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
+            self._refusal = TOO_LARGE
+        elif version not in ("1.0", "1.1"):
             self._refusal = b"505 HTTP Version Not Supported"
         elif version == "1.1" and any(coding != b"chunked" for coding in codings):
             self._refusal = b"501 Not Implemented"
@@ -269,6 +273,10 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             return
         raise httptools.HttpParserError("the head is not accepted")
+
+    def _head_size(self) -> int:
+        """Computes the bytes of the newest head, since others and a body may have come with it."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Answers at once a request that is refused by its head, unless earlier answers are unread."""

@@ -107,7 +107,7 @@ class Traffic:
                 self._changed_at = now
             self._latest = model
 
-    def mixed(self, now: float) -> bool:
+    def is_mixed(self, now: float) -> bool:
         """Returns whether requests changed from one model to another in the last ten seconds."""
         return now - self._changed_at < MIXED_SECONDS
 
@@ -177,7 +177,7 @@ class ServedModel:
         if self._requests:
             self._left = asyncio.Event()
             await self._left.wait()
-        await self.client.drained()
+        await self.client.drain()
         self.release()
 
     def release(self) -> None:
@@ -386,21 +386,21 @@ class ServedModel:
         not if other models get requests, too. If requests may be refused, they take turns.
         """
         is_quick = on_event_loop = self._preparation_s < QUICK_SECONDS
-        if not is_quick and not self._traffic.mixed(time.monotonic()):
+        if not is_quick and not self._traffic.is_mixed(time.monotonic()):
             on_event_loop = self.prepares_on_event_loop or self.client.memory.counts.alone
         if source.size <= self.task.inline_limit and not bulk and on_event_loop:
             if not (is_quick or self.client.free_slots(bulk=True)):
                 await self._turns.wait(self._preparation_s)
             fields = source.read()
             if self.task.is_cheap(fields):
-                return self._timed(fields)
+                return self._prepare(fields)
             source = Input(source.size, lambda: fields)
         return await self._preprocess_on_thread(source, bulk)
 
     async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
-        return await self._threads.run(lambda: self._timed(source.read()), bulk)
+        return await self._threads.run(lambda: self._prepare(source.read()), bulk)
 
-    def _timed(self, fields: Fields) -> Prepared:
+    def _prepare(self, fields: Fields) -> Prepared:
         """Returns an input's items; measures the time that preparing them takes."""
         started, cpu_started = time.perf_counter(), time.thread_time()
         self.task.check_all([fields])

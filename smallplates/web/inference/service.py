@@ -223,10 +223,10 @@ class InferenceService:
             model.draining = True
         self.registry.stop()
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         """Returns when every accepted request has been answered."""
         for model in self.models.values():
-            await model.client.drained()
+            await model.client.drain()
 
     @property
     def known(self) -> dict[str, Model]:

@@ -4,14 +4,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.models.tensors import NOT_COMPARED, Signature
+from smallplates.settings import Settings
 from smallplates.supervision import describe
 from tests import graphs
 from tests.graphs import model, node, tensors, value
@@ -25,7 +27,7 @@ def graph(
     nodes: Sequence[onnx.NodeProto],
     batch: int | str | None,
     kind: int = TensorProto.FLOAT,
-    **weights: Sequence[float],
+    **weights: object,
 ) -> onnx.ModelProto:
     """From `x` [batch, 4] to `y` of the same shape."""
     axes = [batch, 4]
@@ -36,6 +38,11 @@ def centred(batch: int | str | None, kind: int = TensorProto.FLOAT) -> onnx.Mode
     """`y` is `x` less the mean of the batch."""
     nodes = [node("ReduceMean", "x axes", "mean", keepdims=1), node("Sub", "x mean", "y")]
     return graph(nodes, batch, kind, axes=[0])
+
+
+def summed(batch: int | str | None) -> onnx.ModelProto:
+    """`y` has the sums of each item and those before it."""
+    return graph([node("CumSum", "x axis", "y")], batch, TensorProto.FLOAT, axis=0)
 
 
 @pytest.mark.parametrize("batch", ["N", None, 1, 2, 8])
@@ -94,6 +101,51 @@ def test_an_output_of_all_items_takes_the_batch(
     assert ("one at a time" in signature.batch_note) == batched
 
 
+@pytest.mark.parametrize("declared", [["N"], ["N", 4]])
+def test_the_returned_shape_counts_if_another_one_is_declared(
+    tmp_path: Path, declared: Sequence[int | str]
+) -> None:
+    """CatBoost's regressors declare [N] and return [N, 1]."""
+    trees = node(
+        "TreeEnsembleRegressor",
+        "x",
+        "y",
+        domain="ai.onnx.ml",
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[1, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_values=[0.5, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[1.0, 2.0],
+        n_targets=1,
+    )
+    made = model([trees], [value("x", axes=["N", 4])], [value("y", axes=declared)])
+    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    signature = described(made, tmp_path)
+    assert (signature.is_batched, signature.batch_note) == (True, "")
+    assert signature.outputs[0].shape == (1,)
+
+
+def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: Path) -> None:
+    """A sum of many trees is added up in another order in large batches."""
+    noise = np.where(np.arange(512) < 32, 1e-7, 2e-7).astype(np.float32)[:, None]
+    nodes = [
+        node("Shape", "x", "size", start=0, end=1),
+        node("Sub", "size one", "last"),
+        node("Gather", "noise last", "rounding"),
+        node("Greater", "x much", "is"),
+        node("Cast", "is", "class", to=TensorProto.FLOAT),
+        node("Add", "class rounding", "y"),
+    ]
+    made = graph(nodes, "N", TensorProto.FLOAT, noise=noise, one=[1], much=np.float32(1.5))
+    assert described(made, tmp_path).is_batched
+
+
 def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
     for kind in (TensorProto.INT64, TensorProto.FLOAT):
         shaped = [value("x", kind, ["N"])], [value("y", kind, ["N"])]
@@ -150,7 +202,7 @@ def test_a_limit_makes_the_first_axis_one_of_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reader", "said"), [("Crashing", "signal 6"), ("Endless", "too long")])
 def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader: str, said: str) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(graph([node("Abs", "x", "y")], "N"), tmp_path / "graph"))
     signature = describe.signature(f"tests.fake.graph_readers:{reader}", read)
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
@@ -158,7 +210,7 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
 
 
 def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(graph([node("Abs", "x", "y")], "N"), tmp_path / "graph"))
     signature = describe.signature("tests.fake.graph_readers:Slow", read)
     assert signature.batch_note == "known"
 
@@ -198,7 +250,7 @@ def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tm
 
 
 def test_the_describing_process_compares(tmp_path: Path) -> None:
-    read = Model.read(graphs.saved(centred("N"), tmp_path / "graph"))
+    read = Model.read(graphs.saved(summed("N"), tmp_path / "graph"))
     signature = describe.signature("fastapi_onnx.backend:OnnxBackend", read)
     assert not signature.is_batched
 
@@ -206,3 +258,126 @@ def test_the_describing_process_compares(tmp_path: Path) -> None:
 def test_an_input_of_unknown_rank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="the number of axes of the input x is unknown"):
         described(model([node("Abs", "x", "y")], [value("x", axes=None)], [value("y")]), tmp_path)
+
+
+def branch(name: str, operator: str) -> onnx.GraphProto:
+    """A branch that computes `name` from `x`, which is outside of it."""
+    return helper.make_graph([node(operator, "x", name)], name, [], [value(name, axes=None)])
+
+
+def condition(
+    nodes: Sequence[onnx.NodeProto], batch: int | str | None, **weights: object
+) -> onnx.ModelProto:
+    """`y` is -x if `bool` is true, else |x|; the nodes compute `bool`."""
+    choice = node("If", "bool", "y", then_branch=branch("a", "Neg"), else_branch=branch("b", "Abs"))
+    return graph([*nodes, choice], batch, TensorProto.FLOAT, **weights)
+
+
+SIZE = [node("Shape", "x", "size", start=0, end=1), node("Squeeze", "size", "n")]
+"""`n` is the number of items."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batched"),
+    [
+        ([node("ReduceSum", "x", "sum", keepdims=0), node("Greater", "sum many", "bool")], False),
+        ([node("NonZero", "x", "z"), node("Size", "z", "n"), node("Greater", "n most", "bool")], False),
+        ([node("Gather", "x first", "item", axis=0), node("Gather", "item first", "n"),
+          node("Greater", "n many", "bool")], False),
+        ([*SIZE, node("Greater", "n most", "bool")], False),
+        ([*SIZE, node("Greater", "n none", "bool")], True),
+        ([node("Shape", "x", "size", start=1), node("Squeeze", "size", "n"),
+          node("Greater", "n none", "bool")], True),
+    ],
+    ids=["sum", "count", "an item", "size", "any size", "another axis"],
+)  # fmt: skip
+def test_a_branch_that_all_items_choose_shares_no_batch(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
+) -> None:
+    """None of the made-up batches reaches `many`."""
+    made = condition(nodes, "N", many=np.float32(1e6), most=100, none=0, first=0)
+    signature = described(made, tmp_path)
+    assert signature.is_batched is batched
+    assert bool(signature.batch_note) is not batched
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_loop_whose_end_all_items_choose_shares_no_batch(tmp_path: Path, batched: bool) -> None:
+    """It doubles `x` until the sum is large, or a number of times."""
+    turn = [
+        node("Add", "now now", "next"),
+        node("ReduceSum", "next", "sum", keepdims=0),
+        node("Less", "i most" if batched else "sum many", "again"),
+    ]
+    inputs = [
+        value("i", TensorProto.INT64, []),
+        value("go", TensorProto.BOOL, []),
+        value("now", axes=None),
+    ]
+    outputs = [value("again", TensorProto.BOOL, []), value("next", axes=None)]
+    if batched:
+        del turn[1]
+    body = helper.make_graph(turn, "body", inputs, outputs)
+    made = graph(
+        [node("Loop", "steps go x", "y", body=body)], "N", steps=3, most=9, many=np.float32(1e6)
+    )
+    made.graph.initializer.append(numpy_helper.from_array(np.array(True), "go"))
+    body.input[1].name = "was"
+    signature = described(made, tmp_path)
+    assert signature.is_batched is batched
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batched"),
+    [
+        ([node("ReduceSum", "x", "n", keepdims=1)], False),
+        ([node("ReduceMax", "x rows", "n", keepdims=1)], False),
+        ([node("Identity", "x", "i"), node("ReduceMin", "i both", "n", keepdims=1)], False),
+        ([node("ReduceSum", "x", "n", noop_with_empty_axes=1)], True),
+        ([node("ReduceSum", "x columns", "n", keepdims=1)], True),
+        ([node("Shape", "x", "s"), node("Cast", "s", "f", to=TensorProto.FLOAT),
+          node("ReduceMax", "f", "n", keepdims=1)], True),
+    ],
+    ids=["all", "rows", "both", "none", "columns", "shape"],
+)  # fmt: skip
+def test_a_threshold_for_all_items_shares_no_batch(
+    tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
+) -> None:
+    """`y` is 0 where `n` is large, which it is for none of the made-up batches."""
+    end = [node("Greater", "n many", "is"), node("Where", "is zero x", "y")]
+    weights = {
+        "many": np.float32(1e6),
+        "zero": np.float32(0),
+        "rows": [0],
+        "both": [-2, -1],
+        "columns": [1],
+    }
+    signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
+    assert signature.is_batched is batched
+    assert bool(signature.batch_note) is not batched
+
+
+def test_axes_in_another_file_are_left_to_the_runtime(tmp_path: Path) -> None:
+    """ONNX Runtime refuses them when it loads the graph."""
+    nodes = [node("ReduceSum", "x axes", "n", keepdims=1), node("Sub", "x n", "y")]
+    made = graph(nodes, "N", TensorProto.FLOAT, axes=[0])
+    onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
+    read = Model.read(tmp_path)
+    assert OnnxBackend().signature(read).is_batched
+    with pytest.raises(ConfigurationError, match="Cannot parse data from external tensors"):
+        OnnxBackend().load(read, Settings(device="cpu"))
+
+
+def test_what_a_function_computes_from_all_items_counts(tmp_path: Path) -> None:
+    nodes = [
+        node("ReduceSum", "a", "s", keepdims=0),
+        node("Greater", "s s", "is"),
+        node("Where", "is s a", "b"),
+    ]
+    opset = helper.make_opsetid("", 18)
+    made = graph([helper.make_node("own", ["x"], ["y"], domain="mine")], "N")
+    made.functions.append(helper.make_function("mine", "own", ["a"], ["b"], nodes, [opset]))
+    made.opset_import.append(helper.make_opsetid("mine", 1))
+    signature = described(made, tmp_path)
+    assert not signature.is_batched
+    assert "reduces the whole batch" in signature.batch_note

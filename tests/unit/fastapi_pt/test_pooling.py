@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fastapi_pt.pooling import VECTOR, Vectors, pooled
+from fastapi_pt.pooling import VECTOR, Vectors, pool
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from tests import exports
@@ -48,7 +48,7 @@ def test_padding_does_not_count(pooling: str, dtype: torch.dtype) -> None:
     expected = [
         POOLED[pooling](row[:length].float()) for row, length in zip(states, LENGTHS, strict=True)
     ]
-    vectors = pooled(pooling, states, mask).float()
+    vectors = pool(pooling, states, mask).float()
     torch.testing.assert_close(
         vectors, torch.stack(expected), rtol=0, atol=1e-6 if dtype.itemsize > 2 else 0.01
     )

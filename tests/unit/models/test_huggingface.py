@@ -72,7 +72,7 @@ def reference(
     return pixels
 
 
-def of(kind: str, size: int | tuple[int, int], **more: Any) -> dict[str, Any]:
+def of(kind: str, size: int | tuple[int, int] | dict[str, int], **more: Any) -> dict[str, Any]:
     """Changes for a kind of image processor; a tuple (0, side) is a short side."""
     edge = {"shortest_edge": size[1]} if isinstance(size, tuple) else size
     return {"image_processor_type": f"{kind}ImageProcessor", "size": edge, **more}
@@ -102,6 +102,9 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("Beit", (0, 32), do_center_crop=True, crop_size=32), 32, Resampling.BILINEAR, 32),
         (of("Beit", 43, **CROP_32), (43, 43), Resampling.BILINEAR, None),
         (of("Siglip", 41, **CROP_32, do_center_crop=True), 41, Resampling.BILINEAR, 32),
+        (of("Segformer", 43, reduce_labels=False), (43, 43), Resampling.BILINEAR, None),
+        (of("Levit", (0, 35), resample=3, crop_size=35), 40, Resampling.BICUBIC, 35),
+        (of("Levit", {"height": 43, "width": 44}, crop_size=35), (43, 44), Resampling.BILINEAR, 35),
     ],
 )
 @pytest.mark.parametrize("shape", [(320, 241), (97, 211)])
@@ -156,6 +159,36 @@ def test_the_network_gets_what_the_image_processor_makes(
     backend.load(Model.read(folder), Settings(device="cpu"))
     actual = compute_logits(backend, pixels)
     assert actual == pytest.approx(expected(pixels.astype(float)).mean((1, 2)), rel=1e-4, abs=1e-4)
+
+
+def test_a_network_with_a_teacher_answers_with_the_mean_of_both_classifiers(tmp_path: Path) -> None:
+    folder = images(tmp_path / "made", {"architectures": ["LevitForImageClassificationWithTeacher"]})
+    made = graphs.mean_colour()
+    made.graph.node.append(graphs.node("Neg", "logits", "cls_logits"))
+    made.graph.output.insert(0, graphs.value("cls_logits", axes=["batch_size", 3]))
+    graphs.saved(made, folder)
+    backend = OnnxBackend()
+    backend.load(Model.read(folder), Settings(device="cpu"))
+    pixels = np.full((1, 40, 56, 3), 255, np.uint8)
+    expected = (1 - np.array(MEAN)) / STD
+    assert compute_logits(backend, pixels)[0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("end", ["Cast", "Identity"])
+@pytest.mark.parametrize("activation", ["Softmax", "Sigmoid"])
+def test_a_graph_that_returns_probabilities_is_refused(
+    tmp_path: Path, activation: str, end: str
+) -> None:
+    folder = images(tmp_path / "made")
+    made = graphs.mean_colour()
+    made.graph.node.append(graphs.node(activation, "logits", "p"))
+    made.graph.node.append(graphs.node(end, "p", "end", **({"to": 1} if end == "Cast" else {})))
+    made.graph.output[0].name = "end"
+    graphs.saved(made, folder)
+    with pytest.raises(
+        ConfigurationError, match=f"output end has probabilities.* remove the {activation}"
+    ):
+        OnnxBackend().load(Model.read(folder), Settings(device="cpu"))
 
 
 def test_int8_is_taken_from_beside_the_graph(tmp_path: Path) -> None:

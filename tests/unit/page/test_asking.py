@@ -130,12 +130,17 @@ def test_the_similarity_of_texts(stub: StubApi, client: FlaskClient) -> None:
 def test_texts_are_sorted_by_their_scores(stub: StubApi, client: FlaskClient) -> None:
     """Bars have the scores' length, raw ones that of their sigmoid; a text that was cut is named."""
     serve(stub, SEARCH)
-    ranking = [{"index": 2, "score": 2.0}, {"index": 0, "score": 0.004}, {"index": 1, "score": -800.0}]
-    stub.usual = Reply(200, {"ranking": ranking}, {"X-Input-Truncated": "true"})
     typed = {"query": "Who?", "texts": "a\n\n<b>\n c"}
-    for raw, widths in (("", ["100", "0.4", "0"]), ("true", ["88.08", "50.1", "0.0"])):
+    for raw, scores, widths in (
+        ("", [2.0, 0.004, -800.0], ["88.08", "50.1", "0.0"]),  # the model's scores may be raw
+        ("true", [2.0, 0.004, -800.0], ["88.08", "50.1", "0.0"]),
+        ("", [1.0, 0.004, 0.0], ["100.0", "0.4", "0.0"]),
+    ):
+        ranks = zip((2, 0, 1), scores, strict=True)
+        ranking = [{"index": index, "score": score} for index, score in ranks]
+        stub.usual = Reply(200, {"ranking": ranking}, {"X-Input-Truncated": "true"})
         page = client.post("/ask", data={**typed, "raw_scores": raw}).get_json()["page"]
-        assert page["sentence"] == "Text 3 fits best: 2.00"
+        assert page["sentence"] == f"Text 3 fits best: {scores[0]:.2f}"
         assert page["note"].startswith("The text was too long.")
         assert re.findall(r"bar-label\">(.*?)<", page["html"]) == [" c", "a", "&lt;b&gt;"]
         assert re.findall(r"rect width=\"(.*?)%", page["html"]) == widths

@@ -1,5 +1,6 @@
 """`smallplates.tasks.ranking`: from exports of pair classifiers with one label to scores."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,39 @@ def test_texts_are_sorted_and_equal_ones_keep_their_order(tmp_path: Path) -> Non
     expected = [1 / (1 + np.exp(-logit)) for logit in logits]
     assert [rank["score"] for rank in scores] == pytest.approx(expected, abs=1e-6)
     assert ranking(folder, 2, texts=TEXTS) == scores[:2]
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("config", "stated", "is_raw"),
+    [
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, None, True),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, None, False),
+        ({"sentence_transformers": {"version": "5.4.0"}}, None, False),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, IDENTITY, True),
+        ({}, SIGMOID, False),
+        ({"sbert_ce_default_activation_function": IDENTITY}, None, True),
+        ({}, None, False),
+    ],
+)
+def test_scores_are_those_of_the_stored_activation_function(
+    tmp_path: Path, config: dict[str, Any], stated: str | None, is_raw: bool
+) -> None:
+    folder = saved(tmp_path, **config)
+    if stated:
+        written = {"model_type": "CrossEncoder", "activation_fn": stated}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(written))
+    assert ranking(folder, texts=TEXTS) == ranking(folder, texts=TEXTS, raw_scores=is_raw)
+    assert ranking(folder, texts=TEXTS) != ranking(folder, texts=TEXTS, raw_scores=not is_raw)
+
+
+@pytest.mark.parametrize("name", ["torch.nn.modules.activation.Tanh", "mine.Sigmoid", "", 3])
+def test_another_activation_function_is_refused(tmp_path: Path, name: Any) -> None:
+    folder = saved(tmp_path, sentence_transformers={"activation_fn": name or "Identity"})
+    with pytest.raises(ConfigurationError, match=r"its activation_fn is .*; supported are Identity and"):
+        Model.read(folder)
 
 
 def test_equal_texts_are_computed_once(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_a_batch_is_padded_to_the_next_bucket(count: int, size: int) -> None:
 
 @pytest.mark.parametrize(("cap", "half"), [(64, 32), (6, 2), (4, 2), (2, 1), (1, 1)])
 def test_half_of_a_cap_is_a_bucket(cap: int, half: int) -> None:
-    assert batch_sizes.halved(cap, [1, 2, 6, 32, 64]) == half
-    assert batch_sizes.halved(cap, []) == max(1, cap // 2)
+    assert batch_sizes.halve(cap, [1, 2, 6, 32, 64]) == half
+    assert batch_sizes.halve(cap, []) == max(1, cap // 2)
 
 
 def test_a_padded_batch_begins_with_its_inputs() -> None:

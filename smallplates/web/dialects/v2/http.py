@@ -16,9 +16,9 @@ from smallplates.web.http.body import (
     LARGE,
     WORTH_IT,
     accepted_encoding,
+    compress,
     dump_json,
     json_response,
-    packed,
 )
 from smallplates.web.inference.service import InferenceService
 
@@ -131,7 +131,7 @@ async def respond(request: Request, body: bytes, json_bytes: int | None) -> Resp
         media_type = "application/octet-stream"
     encoding = accepted_encoding(request.headers.get("accept-encoding"))
     if encoding and len(body) >= WORTH_IT:
-        body = await packed(body, encoding)
+        body = await compress(body, encoding)
         headers["Content-Encoding"] = encoding
     return Response(body, media_type=media_type, headers=headers)
 
@@ -153,7 +153,7 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
     )
     async def index(request: Request) -> Response:
         with await pipeline.small_reader.read(request) as body:
-            is_ready = only_ready(await body.unpacked())
+            is_ready = only_ready(await body.decompress())
             authorization = request.headers.get("authorization", "")
             return json_response(await repository.index(is_ready, authorization))
 
@@ -161,7 +161,7 @@ def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCata
     async def load(model: str, request: Request) -> Response:
         repository.check_allowed(request.headers.get("authorization", ""))
         with await pipeline.reader.read(request) as body:
-            await repository.load(model, await body.unpacked())
+            await repository.load(model, await body.decompress())
         return json_response({})
 
     @routes.post("/v2/repository/models/{model}/unload", summary="Unload a model", **documentation)

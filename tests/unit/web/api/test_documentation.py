@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smallplates.web.api.documentation import component, hoisted
+from smallplates.web.api.documentation import component, hoist
 
 
 def of_a_model(kind: str) -> dict[str, Any]:
@@ -31,4 +31,4 @@ def test_references_to_components_stay() -> None:
     document: dict[str, Any] = {}
     component(document, of_a_model("integer"))
     mixed = {**of_a_model("string"), "properties": {"old": {"$ref": "#/components/schemas/Row"}}}
-    assert hoisted(document, mixed)["properties"] == mixed["properties"]
+    assert hoist(document, mixed)["properties"] == mixed["properties"]

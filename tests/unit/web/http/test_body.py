@@ -26,9 +26,9 @@ from smallplates.web.http.body import (
     STEP,
     Body,
     BodyReader,
+    compress,
     content_coding,
     decode_json,
-    packed,
     unpack,
 )
 
@@ -48,7 +48,7 @@ def read(data: bytes, coding: str, most: int = 4 * MB) -> bytes:
     async def main() -> bytes:
         with Body(reader, coding) as body:
             await body.receive(sent(data))
-            content: bytes = await body.unpacked()
+            content: bytes = await body.decompress()
             assert reader.buffered == body.size == len(content)
             return content
 
@@ -83,7 +83,7 @@ def test_other_codings_are_refused_with_those_that_are_accepted(headers: list[st
 @settings(max_examples=100)
 @given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9))
 def test_a_compressed_body_is_what_was_compressed(data: bytes, coding: str, cut: int) -> None:
-    body = asyncio.run(packed(data, coding))
+    body = asyncio.run(compress(data, coding))
     assert b"".join(unpack(body, coding)) == data
     for broken in (body[: len(body) - cut - 1], body + b"x", data):
         with pytest.raises(InvalidBodyError):
@@ -133,7 +133,7 @@ def test_many_compressed_bodies_at_once_share_the_limit() -> None:
             with Body(reader, "gzip") as body:
                 await body.receive(sent(bomb))
                 try:
-                    done.append(len(await body.unpacked()))
+                    done.append(len(await body.decompress()))
                 except OverloadedError:
                     done.append(0)
                     raise

@@ -272,6 +272,7 @@ async def test_who_does_not_read_gets_no_refusals_by_the_head(client: Client) ->
         (GET % b"\xff", b"400"),
         (CHUNKED + b"no length\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nx: " + b"y" * 2 * MAX_HEAD_BYTES, b"431"),
+        (GET % (b"y" * MAX_HEAD_BYTES), b"431"),
         (b"GET / HTTP/1.1\r\n\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"400"),
         (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),

@@ -70,7 +70,7 @@ def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
     service.client.free_slots.return_value = free_slots
     service._preparation_s = milliseconds / 1000
     service._turns = Mock(wait=AsyncMock())
-    service._traffic = Mock(mixed=Mock(return_value=others))
+    service._traffic = Mock(is_mixed=Mock(return_value=others))
     service._threads = Mock(run=AsyncMock())
     photo = pictures.jpeg()
     asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
@@ -82,11 +82,11 @@ def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_mode
     traffic = Traffic()
     traffic.note("a", 0.0)
     traffic.note("a", 1.0)
-    assert not traffic.mixed(1.0)
+    assert not traffic.is_mixed(1.0)
     traffic.note("b", 2.0)
     traffic.note("b", 9.0)
-    assert traffic.mixed(11.9)
-    assert not traffic.mixed(12.0)
+    assert traffic.is_mixed(11.9)
+    assert not traffic.is_mixed(12.0)
 
 
 @pytest.fixture
