@@ -51,6 +51,14 @@ NEEDS_TORCH = (
 BACKENDS = ("fastapi_onnx", pytest.param("fastapi_pt", marks=NEEDS_TORCH))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of some folders by the folder's name."""
+    folders = {Path(__file__).parent / name for name in ("browser", "clients", "ray", "transformers")}
+    for item in items:
+        if item.path.parent in folders:
+            item.add_marker(item.path.parent.name)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Ends a run of the slow tests in CI where PyTorch is missing: nothing is skipped there."""
     if os.environ.get("CI") and not HAS_TORCH and config.option.markexpr == "slow":

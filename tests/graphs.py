@@ -21,6 +21,11 @@ def value(name: str, kind: int = TensorProto.FLOAT, axes: Axes = ("N",)) -> onnx
     return helper.make_tensor_value_info(name, kind, axes)
 
 
+def tensors(**arrays: Any) -> list[onnx.TensorProto]:
+    """Weights by their names: arrays, or numbers of Python, whose integers are INT64."""
+    return [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
+
+
 def model(
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
@@ -132,10 +137,7 @@ def question_answering(
     outputs: Sequence[str] = ("start_logits", "end_logits"),
 ) -> onnx.ModelProto:
     """Inputs of these names, of tokens; outputs FP32 [N, n], the `embeddings` [vocabulary, 2]."""
-    weights = [
-        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
-        numpy_helper.from_array(np.array([2]), "last"),
-    ]
+    weights = tensors(embeddings=embeddings.astype(np.float32), last=[2])
     nodes = [
         node("Gather", "embeddings input_ids", "found"),
         node("Split", "found", "starts ends", axis=2, num_outputs=2),
@@ -150,7 +152,7 @@ def token_classifier(
     embeddings: NDArray[np.float32], names: Sequence[str] = ("input_ids", "attention_mask")
 ) -> onnx.ModelProto:
     """Inputs of these names, of tokens; output `logits` FP32 [N, n, labels]: their `embeddings`."""
-    weights = [numpy_helper.from_array(embeddings.astype(np.float32), "embeddings")]
+    weights = tensors(embeddings=embeddings.astype(np.float32))
     axes = ("batch_size", "sequence_length")
     inputs = [value(name, TensorProto.INT64, axes) for name in names]
     output = value("logits", axes=[*axes, embeddings.shape[1]])
@@ -162,11 +164,8 @@ def last_token_classifier(embeddings: NDArray[np.float32], positions: int = 64) 
 
     The graph fails for a text of more tokens than `positions`.
     """
-    weights = [
-        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
-        numpy_helper.from_array(np.zeros((positions + 1, 1), np.float32), "positions"),
-        numpy_helper.from_array(np.array(-1), "last"),
-    ]
+    places = np.zeros((positions + 1, 1), np.float32)
+    weights = tensors(embeddings=embeddings.astype(np.float32), positions=places, last=-1)
     nodes = [
         node("Gather", "input_ids last", "ids", axis=1),
         node("Gather", "embeddings ids", "embedded"),
@@ -189,12 +188,8 @@ def encoder(
 
     They are multiplied by the place of the token, from 1, so that no pooling is like another.
     """
-    weights = [
-        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
-        numpy_helper.from_array(np.arange(1, 65, dtype=np.float32)[:, None], "factors"),
-        numpy_helper.from_array(np.array([0]), "zero"),
-        numpy_helper.from_array(np.array([1]), "one"),
-    ]
+    factors = np.arange(1, 65, dtype=np.float32)[:, None]
+    weights = tensors(embeddings=embeddings.astype(np.float32), factors=factors, zero=[0], one=[1])
     nodes = [
         node("Gather", "embeddings input_ids", "found"),
         node("Shape", "input_ids", "shape"),
@@ -221,14 +216,10 @@ def text_classifier(
     ten times as much for a token of type 1.
     """
     inputs = [value(name, kind, axes) for name in names]
-    weights = [
-        numpy_helper.from_array(embeddings.astype(np.float32), "embeddings"),
-        numpy_helper.from_array(np.array([-1]), "last"),
-        numpy_helper.from_array(np.array([1]), "tokens"),
-    ]
+    weights = tensors(embeddings=embeddings.astype(np.float32), last=[-1], tokens=[1])
     nodes = [node("Gather", "embeddings input_ids", "found")]
     if "token_type_ids" in names:
-        weights.append(numpy_helper.from_array(np.array([1, 10], np.float32), "of_types"))
+        weights += tensors(of_types=np.array([1, 10], np.float32))
         nodes += [
             node("Gather", "of_types token_type_ids", "factors"),
             node("Unsqueeze", "factors last", "wide_factors"),

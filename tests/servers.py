@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -53,12 +54,28 @@ def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float 
         time.sleep(0.05)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
-    end = time.monotonic() + 120
+def wait_for(condition: Callable[[], object], what: str = "a condition", seconds: float = 120) -> None:
+    """Returns as soon as the condition holds; fails with `what` was awaited."""
+    end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "the condition was never met"
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.01)
+
+
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """The base URL of a server that sends these bytes to whatever its only client sends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def metric(url: str, name: str) -> float:

@@ -29,13 +29,6 @@ Opener = Callable[..., Page]
 PageOf = Callable[..., Page]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every test of this folder as one that needs a browser."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-
-
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Starts Chromium with a fresh profile, for this folder only.
@@ -55,6 +48,14 @@ def browser() -> Iterator[Browser]:
         running_browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield running_browser
         running_browser.close()
+
+
+@contextmanager
+def page_before(api_url: str, program: str = "flask_app", **env: str) -> Iterator[str]:
+    """Runs a page before a service; yields its address."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with running([program], f"{url}/healthz", {"UI_PORT": str(port), "UI_API_URL": api_url, **env}):
+        yield url
 
 
 @pytest.fixture(scope="session")
@@ -81,14 +82,8 @@ def stub(session_stub: StubApi) -> Iterator[StubApi]:
 @pytest.fixture(scope="session")
 def base_url(session_stub: StubApi, feedback_dir: Path) -> Iterator[str]:
     """Address of the page."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    env = {
-        "UI_PORT": str(port),
-        "UI_API_URL": session_stub.url,
-        "UI_FEEDBACK_DIR": str(feedback_dir),
-        "UI_FEEDBACK_PER_MINUTE": "1000",
-    }
-    with running(["flask_app"], f"{url}/healthz", env):
+    feedback = {"UI_FEEDBACK_DIR": str(feedback_dir), "UI_FEEDBACK_PER_MINUTE": "1000"}
+    with page_before(session_stub.url, **feedback) as url:
         yield url
 
 
@@ -122,19 +117,10 @@ def open_page(browser: Browser, base_url: str, stub: StubApi) -> Iterator[Opener
     assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
 
 
-@contextmanager
-def page_before(stub: StubApi, program: str = "flask_app") -> Iterator[str]:
-    """Runs a page of its own; yields its address."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    env = {"UI_PORT": str(port), "UI_API_URL": stub.url}
-    with running([program], f"{url}/healthz", env):
-        yield url
-
-
 @pytest.fixture(scope="session")
 def forgetful_url(session_stub: StubApi) -> Iterator[str]:
     """Address of a page that follows the stub from model to model."""
-    with page_before(session_stub, "tests.fake.forgetful_page") as url:
+    with page_before(session_stub.url, "tests.fake.forgetful_page") as url:
         yield url
 
 

@@ -9,6 +9,7 @@ from PIL import Image
 from flask_app.samples import FOLDER
 
 EGG = FOLDER / "eggs.jpg"
+RICE = FOLDER / "rice.jpg"
 SOUP = FOLDER / "soup.jpg"
 GPS_IFD = 0x8825
 ORIENTATION = 0x0112

@@ -5,13 +5,14 @@ import json
 import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.servers import wait_for
 
 LABELS = ["Bread", "Dairy product", "Dessert", "Egg", "Fried food", "Meat", "Noodles/Pasta"]
 LABELS += ["Rice", "Seafood", "Soup", "Vegetable/Fruit"]
@@ -52,6 +53,10 @@ class Asked:
     path: str
     headers: Mapping[str, str]
     body: Any  # JSON, or the bytes of anything else
+
+    def json(self) -> Any:
+        """The body as JSON, whatever its type was said to be."""
+        return json.loads(self.body) if isinstance(self.body, bytes) else self.body
 
     @property
     def photo(self) -> bytes:
@@ -139,11 +144,7 @@ def stub_api() -> Iterator[StubApi]:
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Waits for a condition."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"waited in vain for: {what}")
-        time.sleep(0.01)
+    wait_for(condition, what, PATIENCE_S)
 
 
 class _Server(ThreadingHTTPServer):
@@ -191,7 +192,8 @@ class _Handler(BaseHTTPRequestHandler):
         stub = self.server.stub
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers["Content-Type"] == "application/json":
-            body = json.loads(body)
+            with suppress(ValueError):
+                body = json.loads(body)
         asked = Asked(self.path, dict(self.headers), body)
         with stub.lock:
             stub.asked.append(asked)

@@ -5,58 +5,44 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from smallplates.models.task_kinds import kind_of
 from tests.browser.stub_api import TIMES, Asked, Reply, StubApi, error, ok
 
 HOST = {"backend": "onnx", "device": "cpu", "execution_provider": "-", "precision": "fp32"}
 HOST |= {"precision_reason": "", "version": "1", "title": "", "description": ""}
 
-SENTIMENT: dict[str, Any] = {
-    **HOST,
-    "name": "sentiment",
-    "task": "text-classification",
-    "labels": ["Negative", "Neutral", "Positive"],
-    "text": {"max_tokens": 512, "pad_token_id": 0, "activation": "softmax"},
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "text": {"type": "string", "minLength": 1, "title": "Text"},
-            "text_pair": {
-                "anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}],
-                "default": None,
-                "title": "Text Pair",
-                "description": "The second text, if the model compares two.",
-            },
-        },
-        "required": ["text"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"text": "The soup was wonderful."},
-    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512},
-}
 
-READER: dict[str, Any] = {
-    **HOST,
-    "name": "reader",
-    "task": "question-answering",
-    "labels": [],
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "question": {"type": "string", "minLength": 1, "title": "Question"},
-            "context": {"type": "string", "minLength": 1, "title": "Context"},
-            "allow_no_answer": {
-                "type": "boolean",
-                "default": False,
-                "title": "Allow No Answer",
-                "description": "Whether the answer may be that there is none.",
-            },
-        },
-        "required": ["question", "context"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"question": "Who cooks?", "context": "Ann cooks."},
-    "limits": {"request_bytes": 16777216, "text_bytes": 20000},
-}
+def of_task(name: str, task: str, labels: str = "", **more: Any) -> dict[str, Any]:
+    """A model with the fields and the example that the service has for its task."""
+    kind = kind_of(task).load()
+    limits = {"request_bytes": 16777216, **more.pop("limits")}
+    return {
+        **HOST,
+        **{"name": name, "task": task, "labels": labels.split(), "limits": limits, **more},
+        **{"request_schema": kind.request_schema, "answer_schema": {"type": "object"}},
+        "example": dict(kind.example),
+    }
+
+
+SHORT = {"text_bytes": 300, "tokens": 512}
+SENTIMENT = of_task(
+    "sentiment",
+    "text-classification",
+    "Negative Neutral Positive",
+    text={"max_tokens": 512, "pad_token_id": 0, "activation": "softmax"},
+    limits=SHORT,
+)
+READER = of_task("reader", "question-answering", limits={"text_bytes": 20000})
+PROMPTS = {"pooling": "mean", "normalize": True, "prompts": {"query": "query: "}}
+MEANINGS = of_task("meanings", "embedding", embedding=PROMPTS, limits=SHORT)
+SEARCH = of_task("search", "ranking", limits={**SHORT, "texts": 256})
+TAGGER = of_task("tagger", "token-classification", "O B-PER I-PER B-LOC I-LOC", limits=SHORT)
+INTENTS = of_task(
+    "intents",
+    "zero-shot-classification",
+    "entailment neutral contradiction",
+    limits={"text_bytes": 9000, "tokens": 512},
+)
 
 FLOWERS: dict[str, Any] = {
     **HOST,
@@ -105,105 +91,6 @@ GRAPH: dict[str, Any] = {
     "answer_schema": None,
     "example": None,
     "limits": {"request_bytes": 16777216},
-}
-
-
-def optional(kind: str, title: str) -> dict[str, Any]:
-    """Schema of a field that may be left out."""
-    return {"anyOf": [{"type": kind}, {"type": "null"}], "default": None, "title": title}
-
-
-TEXT = {"type": "string", "minLength": 1, "title": "Text"}
-MEANINGS: dict[str, Any] = {
-    **HOST,
-    "name": "meanings",
-    "task": "embedding",
-    "labels": [],
-    "embedding": {"pooling": "mean", "normalize": True, "prompts": {"query": "query: "}},
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "text": TEXT,
-            "dimensions": optional("integer", "Dimensions"),
-            "normalize": optional("boolean", "Normalize"),
-            "prompt_name": optional("string", "Prompt Name"),
-            "truncate": optional("boolean", "Truncate"),
-        },
-        "required": ["text"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"text": "The soup was wonderful."},
-    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 256},
-}
-SEARCH: dict[str, Any] = {
-    **HOST,
-    "name": "search",
-    "task": "ranking",
-    "labels": [],
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "query": TEXT,
-            "texts": {"type": "array", "minItems": 1, "items": {"type": "string"}, "title": "Texts"},
-            "raw_scores": optional("boolean", "Raw Scores"),
-            "truncate": optional("boolean", "Truncate"),
-        },
-        "required": ["query", "texts"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"query": "Is the soup good?", "texts": ["The soup was wonderful.", "It was cold."]},
-    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512, "texts": 256},
-}
-TAGGER: dict[str, Any] = {
-    **HOST,
-    "name": "tagger",
-    "task": "token-classification",
-    "labels": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"],
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "text": TEXT,
-            "aggregation_strategy": {
-                "type": "string",
-                "enum": ["none", "simple"],
-                "default": "none",
-                "title": "Aggregation Strategy",
-            },
-            "stride": optional("integer", "Stride"),
-        },
-        "required": ["text"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"text": "Ada lived in London.", "aggregation_strategy": "simple"},
-    "limits": {"request_bytes": 16777216, "text_bytes": 300, "tokens": 512},
-}
-INTENTS: dict[str, Any] = {
-    **HOST,
-    "name": "intents",
-    "task": "zero-shot-classification",
-    "labels": ["entailment", "neutral", "contradiction"],
-    "request_schema": {
-        "type": "object",
-        "properties": {
-            "text": TEXT,
-            "text_pair": optional("string", "Text Pair"),
-            "candidate_labels": {
-                "anyOf": [
-                    {"type": "array", "items": {"type": "string"}},
-                    {"type": "string"},
-                    {"type": "null"},
-                ],
-                "default": None,
-                "title": "Candidate Labels",
-            },
-            "hypothesis_template": optional("string", "Hypothesis Template"),
-            "multi_label": optional("boolean", "Multi Label"),
-        },
-        "required": ["text"],
-    },
-    "answer_schema": {"type": "object"},
-    "example": {"text": "The soup was cold.", "candidate_labels": "complaint, praise"},
-    "limits": {"request_bytes": 16777216, "text_bytes": 9000, "tokens": 512},
 }
 METADATA = {
     "name": "sums",

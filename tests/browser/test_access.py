@@ -1,15 +1,26 @@
-"""Accessibility: keyboard, screen reader, small screens, dark mode, no JavaScript."""
+"""Accessibility of every view: axe, keyboard, small screens, dark mode, no JavaScript."""
 
 import re
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Opener
+from tests.browser.conftest import Opener, PageOf
 from tests.browser.pictures_of_food import EGG, SOUP, payload
-from tests.browser.stub_api import UNSURE, StubApi, error, ok
+from tests.browser.stub_api import MODEL, UNSURE, StubApi, error, ok
+from tests.browser.stub_models import (
+    FLOWERS,
+    GRAPH,
+    INTENTS,
+    MEANINGS,
+    READER,
+    SEARCH,
+    SENTIMENT,
+    TAGGER,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +30,11 @@ PHONE: dict[str, Any] = {  # Any: Playwright's options
     "has_touch": True,
     "is_mobile": True,
 }
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+OUTSIDE_OF_ITS_CARD = """cards => cards.flatMap(card => [...card.querySelectorAll("*")].filter(
+  part => part.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
+).map(part => part.outerHTML.slice(0, 80)))"""
+LONG = "Donaudampfschifffahrt" * 8
 
 
 def violations(page: Page) -> list[str]:
@@ -36,29 +52,116 @@ def tab_to(page: Page, selector: str) -> None:
     raise AssertionError(f"{selector} cannot be reached by Tab")
 
 
-def several_states(page: Page, stub: StubApi) -> None:
+def cards(page: Page, done: int, failed: int = 0) -> None:
+    """Waits for this many answers and errors."""
+    expect(page.locator('.card[data-state="done"]')).to_have_count(done)
+    expect(page.locator('.card[data-state="failed"]')).to_have_count(failed)
+
+
+def photos(page: Page, stub: StubApi) -> None:
     """Shows a sure and an unsure answer, an error, the details and the feedback form."""
-    stub.answers.extend([ok()])
+    stub.answers.extend([ok(), ok(UNSURE), error(400, "invalid_image")])
     page.locator("#photos").set_input_files(payload("x" * 90 + ".jpg", EGG.read_bytes()))
-    expect(page.locator('.card[data-state="done"]')).to_have_count(1)
-    stub.answers.extend([ok(UNSURE)])
+    cards(page, 1)
     page.locator("#photos").set_input_files(SOUP)
-    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
-    stub.answers.extend([error(400, "invalid_image")])
+    cards(page, 2)
     page.locator("#photos").set_input_files(EGG)
-    expect(page.locator('.card[data-state="failed"]')).to_have_count(1)
+    cards(page, 2, failed=1)
     page.get_by_text("Details").nth(1).click()
     page.get_by_role("button", name="No", exact=True).first.click()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(open_page: Opener, stub: StubApi, scheme: Literal["light", "dark"]) -> None:
-    page = open_page(color_scheme=scheme, reduced_motion="reduce")
+def texts(page: Page, _: StubApi) -> None:
+    """Shows a sure and an unsure answer, and one that is too long, with details."""
+    page.get_by_label("Your text").fill(f"wonderful {LONG}\nso\n" + "x" * 400)
+    cards(page, 2, failed=1)
+    page.get_by_text("Text pair", exact=True).click()
+    page.get_by_text("Details").first.click()
+
+
+def question(page: Page, _: StubApi) -> None:
+    """Shows an answer in a long text, with the other candidates, and one that is not sure."""
+    page.get_by_label("Text", exact=True).fill(f"von Ann Lee {LONG} " + "x\n" * 200)
+    for count, asked in enumerate((f"{LONG}?", "I doubt it"), 1):
+        page.get_by_label("Question").fill(asked)
+        page.get_by_label("Question").press("Enter")
+        cards(page, count)
+    page.get_by_text("Other candidates").first.click()
+    page.get_by_text("Details").first.click()
+
+
+def form(page: Page, _: StubApi) -> None:
+    """Shows an answer, and what cannot be sent."""
+    page.get_by_role("button", name="Send").click()
+    cards(page, 1)
+    page.get_by_text("Details").first.click()
+    page.get_by_label("Features").or_(page.get_by_label("Request")).first.fill("x")
+    page.get_by_role("button", name="Send").click()
+    cards(page, 1, failed=1)
+
+
+def live(page: Page, **texts_by_label: str) -> None:
+    """Fills in a view whose answer follows what is typed, and shows its options and details."""
+    for label, text in texts_by_label.items():
+        page.get_by_label(label, exact=True).fill(text)
+    cards(page, 1)
+    page.locator(".more summary").click()
+    page.get_by_text("Details").first.click()
+
+
+def vectors(page: Page, _: StubApi) -> None:
+    """Shows long texts that are compared, at every degree of similarity."""
+    live(page, Texts=f"wonderful {LONG}\nso so\nzzz\nsozz\nzaza")
+
+
+def ranking(page: Page, _: StubApi) -> None:
+    """Shows long texts that are sorted."""
+    live(page, Query=f"wonderful {LONG}", Texts=f"wonderful {LONG}\nso so\nzzz")
+
+
+def entities(page: Page, _: StubApi) -> None:
+    """Shows entities in a long text, one of them long, in all colours."""
+    live(page, Text=f"Ann and {LONG} in Rome. " * 8)
+    for colour in range(12):  # all have to be readable
+        page.locator(".paragraph mark").nth(colour).evaluate(f"mark => mark.className = 'tint-{colour}'")
+
+
+def labels(page: Page, _: StubApi) -> None:
+    """Shows an answer about long labels."""
+    live(page, Text=LONG, Labels=f"a, {LONG}")
+
+
+TINTS = {**TAGGER, "labels": [*"ABCDEFGHIJK", "PER", "LOC"], "limits": {}}
+Show = Callable[[Page, StubApi], None]
+VIEWS: list[tuple[dict[str, Any], Show]] = [
+    *((MODEL, photos), (SENTIMENT, texts), (READER, question), (FLOWERS, form), (GRAPH, form)),
+    *((MEANINGS, vectors), (SEARCH, ranking), (TINTS, entities), (INTENTS, labels)),
+]
+
+
+@pytest.mark.parametrize(("model", "show"), VIEWS, ids=[str(model["name"]) for model, _ in VIEWS])
+@pytest.mark.parametrize("screen", [{}, PHONE], ids=["desktop", "phone"])
+def test_a_view_can_be_read_in_every_state(
+    page_of: PageOf,
+    base_url: str,
+    stub: StubApi,
+    model: dict[str, Any],
+    show: Show,
+    screen: dict[str, Any],
+) -> None:
+    """Axe finds nothing in light and dark colours; nothing is scrolled sideways or leaves its card."""
+    with_feedback = {"url": base_url} if model is MODEL else {}
+    page = page_of(model, reduced_motion="reduce", **screen, **with_feedback)
     assert violations(page) == []
-    several_states(page, stub)
+    show(page, stub)
+    page.emulate_media(color_scheme="light")
     assert violations(page) == []
+    page.emulate_media(color_scheme="dark")
+    assert violations(page) == []
+    assert page.evaluate(OVERFLOW) <= 0
+    assert page.locator(".card").evaluate_all(OUTSIDE_OF_ITS_CARD) == []
     stub.down()
-    page.locator("#photos").set_input_files(SOUP)
+    page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.locator("#service")).to_have_attribute("data-state", "down")
     assert violations(page) == []
     stub.up()
@@ -69,21 +172,31 @@ def test_axe_finds_nothing_on_small_pages(open_page: Opener, path: str) -> None:
     assert violations(open_page(path)) == []
 
 
-def test_axe_finds_nothing_without_script(open_page: Opener) -> None:
-    page = open_page(java_script_enabled=False)
-    page.get_by_role("button", name="Soup").click()
-    html = page.content()
-    checked = open_page("/test")
-    checked.set_content(html)
-    assert violations(checked) == []
-
-
-@pytest.mark.parametrize("width", [320, 360, 1200])
-def test_no_sideways_scrolling(open_page: Opener, stub: StubApi, width: int) -> None:
-    page = open_page(viewport={"width": width, "height": 740})
-    several_states(page, stub)
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(overflow) <= 0
+@pytest.mark.parametrize(
+    "model",
+    [MODEL, SENTIMENT, READER, FLOWERS, MEANINGS, SEARCH, TAGGER, INTENTS],
+    ids=lambda model: model["name"],
+)
+def test_a_view_without_script(page_of: PageOf, stub: StubApi, model: dict[str, Any]) -> None:
+    """It answers, names an error, and keeps what was typed; axe finds nothing in either."""
+    page = page_of(model, java_script_enabled=False)
+    boxes = page.locator("textarea:required, #field-query")
+    for box in boxes.all():
+        box.fill("Ann Lee in <b>Rome</b>")
+    button = page.get_by_role("button", name="Soup").or_(page.locator(".sheet button")).last
+    button.click()
+    cards(page, 1)
+    answered = page.content()
+    for box in boxes.all():
+        expect(box).to_have_value("Ann Lee in <b>Rome</b>")
+    stub.usual = error(400, "invalid_text")
+    button.click()
+    expect(page.get_by_text("This text cannot be read.").first).to_be_visible()
+    failed = page.content()
+    checked = page_of(model)
+    for html in (answered, failed):
+        checked.set_content(html)
+        assert violations(checked) == []
 
 
 @pytest.mark.parametrize("width", [320, 768, 1200])
@@ -92,11 +205,9 @@ def test_long_labels_stay_on_their_card(open_page: Opener, stub: StubApi, width:
     page = open_page(viewport={"width": width, "height": 740})
     for count, files in ((1, [EGG]), (3, [SOUP, SOUP])):
         page.locator("#photos").set_input_files(files)
-        expect(page.locator('.card[data-state="done"]')).to_have_count(count)
-        outside = """cards => cards.flatMap(card => [...card.querySelectorAll(".card-text *")].filter(
-          part => part.getBoundingClientRect().right > card.getBoundingClientRect().right
-        ).map(part => part.className))"""
-        assert page.locator(".card").evaluate_all(outside) == []
+        cards(page, count)
+        assert page.locator(".card").evaluate_all(OUTSIDE_OF_ITS_CARD) == []
+        assert page.evaluate(OVERFLOW) <= 0
 
 
 def test_many_labels_scroll(open_page: Opener) -> None:
@@ -121,15 +232,20 @@ def test_camera_on_touch_devices_only(open_page: Opener) -> None:
     expect(open_page().get_by_text("Take a photo")).to_be_hidden()
 
 
-def test_keyboard_only(open_page: Opener) -> None:
+def test_photos_by_keyboard(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     tab_to(page, "#photos")
     outline = "getComputedStyle(document.querySelector('label[for=photos]')).outlineStyle"
     assert page.evaluate(outline) == "solid"
+    stub.answers.append(error(500, "internal_error"))
     tab_to(page, '[value="soup"]')
     page.keyboard.press("Enter")
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    cards(page, 0, failed=1)
     expect(page.locator('[value="soup"]')).to_be_focused()  # the focus is not stolen
+    tab_to(page, '.card [data-do="retry"]')
+    page.keyboard.press("Enter")
+    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+    expect(page.locator(".card")).to_be_focused()
     tab_to(page, '.card [data-do="wrong"]')
     page.keyboard.press("Enter")
     expect(page.get_by_label("It is")).to_be_focused()
@@ -142,18 +258,10 @@ def test_keyboard_only(open_page: Opener) -> None:
     expect(page.locator(".curl")).to_be_visible()
 
 
-def test_focus_stays_in_the_card(open_page: Opener, stub: StubApi) -> None:
-    stub.answers.append(error(500, "internal_error"))
-    page = open_page()
-    page.locator("#photos").set_input_files(EGG)
-    tab_to(page, '.card [data-do="retry"]')
-    page.keyboard.press("Enter")
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    expect(page.locator(".card")).to_be_focused()
-
-
-def test_without_script(open_page: Opener, stub: StubApi) -> None:
+def test_photos_without_script(open_page: Opener, stub: StubApi) -> None:
     page = open_page(java_script_enabled=False)
+    page.get_by_role("button", name="Classify").click()
+    expect(page.get_by_role("alert").first).to_contain_text("No photo was received.")
     stub.answers.extend([ok(UNSURE), error(400, "invalid_image")])
     page.get_by_label("Choose photos").set_input_files([EGG, SOUP])
     page.get_by_role("button", name="Classify").click()
@@ -167,12 +275,6 @@ def test_without_script(open_page: Opener, stub: StubApi) -> None:
     expect(page.get_by_role("heading")).to_have_text("Thanks, saved.")
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_role("heading")).to_have_text("Feedback removed.")
-
-
-def test_without_script_and_without_choice(open_page: Opener) -> None:
-    page = open_page(java_script_enabled=False)
-    page.get_by_role("button", name="Classify").click()
-    expect(page.get_by_role("alert").first).to_contain_text("No photo was received.")
 
 
 def test_the_policy_holds(browser: Browser, base_url: str) -> None:
@@ -190,3 +292,74 @@ def test_the_policy_holds(browser: Browser, base_url: str) -> None:
             }"""
         )
         expect(page).to_have_title("script-src-elem")
+
+
+def test_texts_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(SENTIMENT)
+    tab_to(page, "#field-text")
+    page.keyboard.type("wonderful")
+    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
+    expect(page.locator("#field-text")).to_be_focused()  # the focus is not stolen
+    tab_to(page, ".sentences button")
+    page.keyboard.press("Enter")
+    expect(page.locator("#field-text")).to_have_value("A funny, warm and wonderful film.")
+    tab_to(page, ".card summary")
+    page.keyboard.press("Enter")
+    expect(page.locator(".curl")).to_be_visible()
+
+
+def test_a_question_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(READER)
+    tab_to(page, "#field-context")
+    page.keyboard.type("von Ann Lee")
+    page.keyboard.press("Tab")
+    page.keyboard.type("Who?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
+    expect(page.locator("#field-question")).to_be_focused()
+    tab_to(page, ".others summary")
+    page.keyboard.press("Enter")
+    expect(page.locator(".bars")).to_be_visible()
+    tab_to(page, ".paragraph")
+
+
+def test_live_views_by_keyboard(page_of: PageOf) -> None:
+    page = page_of(MEANINGS)
+    tab_to(page, "#field-text")
+    page.keyboard.type("a cat")
+    page.keyboard.press("Enter")
+    page.keyboard.type("a cat")
+    expect(page.locator(".card-sentence")).to_have_text("Similarity 1.00")
+    expect(page.locator("#field-text")).to_be_focused()
+    tab_to(page, ".matrix-frame")  # which may be wider than the page
+    tab_to(page, ".card summary")
+    page = page_of(INTENTS)
+    tab_to(page, "#field-text")
+    page.keyboard.type("The soup was cold.")
+    page.keyboard.press("Tab")
+    page.keyboard.type("ask, praise")
+    expect(page.locator(".card-sentence")).to_have_text("ask, 67 %")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(page.locator(".card-sentence")).to_have_text("ask 100 %, praise 50 %")
+    expect(page.locator("#field-multi_label")).to_be_focused()
+    page = page_of(TAGGER)
+    tab_to(page, "#field-text")
+    page.keyboard.type("Ann")
+    expect(page.locator(".card-sentence")).to_have_text("1 entity")
+    tab_to(page, ".more summary")
+    tab_to(page, ".paragraph")  # which may be longer than its frame
+    tab_to(page, ".card summary")
+
+
+def test_a_form_by_keyboard(page_of: PageOf, stub: StubApi) -> None:
+    page = page_of(FLOWERS)
+    tab_to(page, "#field-petals")
+    page.keyboard.press("ArrowUp")
+    tab_to(page, "#field-wild")
+    page.keyboard.press("Space")
+    tab_to(page, ".sheet button")
+    page.keyboard.press("Enter")
+    expect(page.locator(".card-sentence")).to_have_text("Label: Rosa <rugosa>")
+    assert (stub.asked[0].body["petals"], stub.asked[0].body["wild"]) == (6, True)
+    expect(page.locator(".sheet button")).to_be_focused()

@@ -5,7 +5,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PageOf
 from tests.browser.stub_api import StubApi, error
-from tests.browser.stub_models import INTENTS, MEANINGS, SEARCH, TAGGER
+from tests.browser.stub_models import MEANINGS, SEARCH
 
 pytestmark = pytest.mark.slow
 
@@ -78,49 +78,6 @@ def test_texts_are_sorted(page_of: PageOf, stub: StubApi) -> None:
     expect(page.locator(".card")).to_have_count(0)
 
 
-def test_entities_are_marked_by_name_and_colour(page_of: PageOf) -> None:
-    page = page_of(TAGGER)
-    text = "\U0001f468\u200d\U0001f373 Ann & <Bo>\nin Rome"
-    page.get_by_label("Text", exact=True).fill(text)
-    expect(page.locator(".card-sentence")).to_have_text("3 entities")
-    expect(page.locator("#say")).to_have_text("3 entities")
-    marks = page.locator(".paragraph mark")
-    assert [" ".join(mark.split()) for mark in marks.all_text_contents()] == [
-        *("Ann PER 98 %", "Bo PER 98 %", "Rome LOC 98 %"),
-    ]
-    assert marks.first.get_attribute("title") == "PER 98 %"
-    without_labels = "text => [...text.querySelectorAll('.tag')].forEach(tag => tag.remove())"
-    colours = marks.evaluate_all("all => all.map(mark => getComputedStyle(mark).backgroundColor)")
-    assert colours[0] == colours[1] != colours[2]
-    assert page.locator(".legend li").all_inner_texts() == ["PER 2", "LOC 1"]
-    page.locator(".paragraph").evaluate(without_labels)
-    assert page.locator(".paragraph").inner_text() == text
-    page.locator(".more summary").click()
-    page.get_by_label("Aggregation strategy").select_option("none")
-    expect(page.locator(".legend li")).to_have_text(["B-PER 2", "B-LOC 1"])
-    page.get_by_label("Text", exact=True).fill("nobody")
-    expect(page.locator(".card-sentence")).to_have_text("No entities found")
-    expect(page.locator(".legend")).to_have_count(0)
-
-
-def test_labels_of_the_visitor(page_of: PageOf, stub: StubApi) -> None:
-    page = page_of(INTENTS)
-    page.get_by_label("Text", exact=True).fill("The soup was cold.\nI want another.")
-    page.get_by_label("Labels", exact=True).fill("praise, complaint\nask")
-    expect(page.locator(".card-sentence")).to_have_text("ask, 57 %")
-    assert page.locator(".bar").all_inner_texts() == ["ask\n57 %", "praise\n29 %", "complaint\n14 %"]
-    page.get_by_label("Several labels may fit").check()
-    expect(page.locator(".card-sentence")).to_have_text("ask 100 %, praise 50 %")
-    expect(page.locator(".card")).to_have_count(1)
-    assert stub.asked[-1].body == {
-        **{"text": "The soup was cold.\nI want another.", "multi_label": True},
-        "candidate_labels": ["praise", "complaint", "ask"],
-    }
-    page.reload()
-    expect(page.get_by_label("Labels", exact=True)).to_have_value("praise, complaint\nask")
-    expect(page.locator(".card-sentence")).to_have_text("ask 100 %, praise 50 %")
-
-
 def test_nothing_typed_is_lost(page_of: PageOf, stub: StubApi) -> None:
     page = page_of(SEARCH)
     stub.usual = error(413, "text_too_long")
@@ -130,24 +87,3 @@ def test_nothing_typed_is_lost(page_of: PageOf, stub: StubApi) -> None:
     page.reload()
     expect(page.get_by_label("Query")).to_have_value("How long?")
     expect(page.locator(".card-note")).to_have_text("Stub says text_too_long.")
-
-
-def test_too_many_texts(page_of: PageOf, stub: StubApi) -> None:
-    page = page_of(MEANINGS)
-    page.get_by_label("Texts", exact=True).fill("\n".join(map(str, range(25))))
-    expect(page.locator(".card-note")).to_have_text("Send fewer at a time.")
-    assert not stub.asked
-
-
-def test_without_script(page_of: PageOf) -> None:
-    page = page_of(MEANINGS, java_script_enabled=False)
-    page.get_by_label("Texts", exact=True).fill("aab\nzz\naa")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".card-sentence")).to_have_text("Texts 1 and 3 are the closest: 0.89")
-    expect(page.get_by_label("Texts", exact=True)).to_have_value("aab\nzz\naa")
-    page = page_of(SEARCH, java_script_enabled=False)
-    page.get_by_label("Texts", exact=True).fill("bread\nthe soup")
-    page.get_by_label("Query").fill("Which soup?")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".card-name")).to_have_text("Which soup?")
-    assert page.locator(".bar-label").all_inner_texts() == ["the soup", "bread"]

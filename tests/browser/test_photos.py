@@ -16,6 +16,7 @@ from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import (
     EGG,
     GPS_IFD,
+    RICE,
     SOUP,
     from_a_phone,
     opened,
@@ -62,85 +63,58 @@ def test_choosing_is_enough(open_page: Opener, stub: StubApi) -> None:
     assert widths == ["92.4%", "4.1%", "2%", "1.1%", "0.4%"]
     percents = page.locator(".bar-percent").all_inner_texts()
     assert percents == ["92 %", "4 %", "2 %", "1 %", "<1 %"]
-    assert stub.asked[0].photo == EGG.read_bytes()
+    page.get_by_label("Choose photos").set_input_files(EGG)  # the same photo again
+    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
+    assert [asked.photo for asked in stub.asked] == [EGG.read_bytes()] * 2
 
 
-def test_the_same_photo_twice(open_page: Opener, stub: StubApi) -> None:
-    page = open_page()
-    for count in (1, 2):
-        page.get_by_label("Choose photos").set_input_files(EGG)
-        expect(page.locator('.card[data-state="done"]')).to_have_count(count)
-    assert len(stub.asked) == 2
-
-
-def test_not_sure(open_page: Opener, stub: StubApi) -> None:
-    stub.answers.append(ok(UNSURE))
-    page = open_page()
-    page.get_by_label("Choose photos").set_input_files(EGG)
-    expect(page.locator(".card-sentence")).to_have_text("Not sure: Soup 41 %, Rice 37 %")
-    expect(page.locator(".card-note")).to_contain_text("outside these classes")
-
-
-def test_samples(open_page: Opener, stub: StubApi) -> None:
-    page = open_page()
-    page.get_by_role("button", name="Soup").click()
-    expect(page.locator(".card-name")).to_have_text("soup.jpg")
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    assert stub.asked[0].photo == SOUP.read_bytes()
-
-
-def test_a_double_click_is_meant_once(open_page: Opener, stub: StubApi) -> None:
+def test_samples_and_a_double_click_is_meant_once(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     page.get_by_role("button", name="Soup").dblclick()
     expect(page.locator('.card[data-state="done"]')).to_have_count(1)
+    expect(page.locator(".card-name")).to_have_text("soup.jpg")
     page.get_by_role("button", name="Rice").click()
     expect(page.locator('.card[data-state="done"]')).to_have_count(2)
-    assert len(stub.asked) == 2
+    assert [asked.photo for asked in stub.asked] == [SOUP.read_bytes(), RICE.read_bytes()]
 
 
-def test_drop_anywhere(open_page: Opener) -> None:
-    page = open_page()
-    give(page, "dragover", EGG)
-    expect(page.get_by_text("Drop to classify")).to_be_visible()
-    give(page, "drop", EGG)
-    expect(page.get_by_text("Drop to classify")).to_be_hidden()
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-
-
-def test_drop_of_a_picture_inside_another_page(open_page: Opener, stub: StubApi) -> None:
-    page = open_page()
-    pixel = "R0lGODlhAQABAIAAAP///wAAACH5BAAAAAAALAAAAAABAAEAAAICRAEAOw=="
-    give(page, "drop", ("text/html", f'<p><img src="data:image/gif;base64,{pixel}">'))
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    assert stub.asked[0].photo.startswith(b"GIF89a")
+PIXEL = "R0lGODlhAQABAIAAAP///wAAACH5BAAAAAAALAAAAAABAAEAAAICRAEAOw=="
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("event", "content", "begins", "problem"),
     [
-        (("text/uri-list", "https://example.org/soup.jpg"), "only the image's address"),
-        (("text/html", "<p>soup"), "There is no image"),
+        ("drop", EGG, b"\xff\xd8", None),
+        ("paste", EGG, b"\xff\xd8", None),
+        ("drop", ("text/html", f'<p><img src="data:image/gif;base64,{PIXEL}">'), b"GIF89a", None),
+        ("drop", ("text/uri-list", "https://example.org/a.jpg"), b"", "only the image's address"),
+        ("drop", ("text/html", "<p>soup"), b"", "There is no image"),
+        ("paste", ("text/plain", "soup"), b"", None),
     ],
+    ids=["photo", "pasted photo", "of another page", "address", "no image", "pasted text"],
 )
-def test_drop_of_what_is_no_image(
-    open_page: Opener, stub: StubApi, content: tuple[str, str], problem: str
+def test_drop_or_paste_anywhere(
+    open_page: Opener,
+    stub: StubApi,
+    event: str,
+    content: Path | tuple[str, str],
+    begins: bytes,
+    problem: str | None,
 ) -> None:
     page = open_page()
-    give(page, "drop", content)
-    expect(page.locator(".problem")).to_contain_text(problem)
-    assert not stub.asked
-
-
-def test_paste_anywhere(open_page: Opener) -> None:
-    page = open_page()
-    give(page, "paste", EGG)
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-
-
-def test_pasted_text_is_left_alone(open_page: Opener) -> None:
-    page = open_page()
-    give(page, "paste", ("text/plain", "soup"))
-    expect(page.locator("#results")).to_be_hidden()
+    if event == "drop":
+        give(page, "dragover", content)
+        expect(page.get_by_text("Drop to classify")).to_be_visible()
+    give(page, event, content)
+    expect(page.get_by_text("Drop to classify")).to_be_hidden()
+    if begins:
+        expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
+        assert stub.asked[0].photo.startswith(begins)
+    elif problem:
+        expect(page.locator(".problem")).to_contain_text(problem)
+    else:
+        expect(page.locator("#results")).to_be_hidden()
+    assert len(stub.asked) == bool(begins)
 
 
 def test_large_photos_are_reduced(open_page: Opener, stub: StubApi, tmp_path: Path) -> None:
@@ -243,7 +217,7 @@ def test_a_failure_stays_on_its_card(open_page: Opener, stub: StubApi) -> None:
     expect(page.locator("#alarm")).to_contain_text("menu.txt: This file is not a")
 
 
-def test_csv(open_page: Opener, stub: StubApi) -> None:
+def test_csv_and_clear(open_page: Opener, stub: StubApi) -> None:
     page = open_page()
     names = ['=cmd|"x".jpg', "soup, hot.jpg"]
     stub.answers.extend([ok(UNSURE)] * 2)
@@ -258,12 +232,6 @@ def test_csv(open_page: Opener, stub: StubApi) -> None:
     tail = '"done","Soup","0.41","Rice","0.37","Not sure: Soup 41 %, Rice 37 %"'
     assert first == f'"\'=cmd|""x"".jpg",{tail}'
     assert second == f'"soup, hot.jpg",{tail}'
-
-
-def test_clear(open_page: Opener) -> None:
-    page = open_page()
-    page.get_by_label("Choose photos").set_input_files([EGG, SOUP])
-    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
     page.get_by_role("button", name="Clear", exact=True).click()
     expect(page.locator("#results")).to_be_hidden()
     expect(page.locator(".card")).to_have_count(0)

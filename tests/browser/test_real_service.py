@@ -3,15 +3,13 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from smallplates.settings import Settings
 from tests import exports, graphs, servers
-from tests.browser.conftest import Opener
-from tests.servers import free_port, running
+from tests.browser.conftest import Opener, page_before
 
 NAMES = ["food11", "sentiment", "reader", "meanings", "search", "tagger", "intents", "own", "sums"]
 
@@ -20,15 +18,6 @@ NAMES = ["food11", "sentiment", "reader", "meanings", "search", "tagger", "inten
 def real_page(onnx_url: str) -> Iterator[str]:
     """Address of a page in front of the ONNX service."""
     with page_before(onnx_url) as url:
-        yield url
-
-
-@contextmanager
-def page_before(api_url: str) -> Iterator[str]:
-    """Yields the address of a page in front of a service."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    env = {"UI_PORT": str(port), "UI_API_URL": api_url}
-    with running(["flask_app"], f"{url}/healthz", env):
         yield url
 
 
@@ -71,9 +60,22 @@ def test_a_sample_is_classified(open_page: Opener, real_page: str) -> None:
     expect(page.locator(".json")).to_contain_text('"prediction"')
 
 
-def test_the_test_address(open_page: Opener, real_page: str) -> None:
-    page = open_page("/test", url=real_page)
-    expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
+TEXT = "\u00c9t\u00e9 \U0001f600: the warm soup"
+EACH: list[tuple[str, dict[str, str], str, str]] = [
+    ("sentiment", {"Your text": "warm " * 100}, ".card-note", r"^The text has \d+ tokens"),
+    ("sentiment", {"Your text": "the soup was wonderful"}, ".card-sentence", "^POSITIVE, "),
+    ("reader", {"Text": TEXT, "Question": "what was cold"}, "mark.best", "^(warm )?soup$"),
+    ("meanings", {"Texts": "the soup\nbread\nthe soup"}, ".card-sentence", "^Texts 1 and 3 .*: 1.00$"),
+    ("meanings", {"Dimensions": "5000"}, ".card-note", "dimensions must be from 1 to 4"),
+    ("meanings", {"Dimensions": "2"}, ".curl", '"dimensions": 2'),
+    ("search", {"Query": "warm", "Texts": "soup\nbread\nwarm"}, ".bar-label", "^warm"),
+    ("tagger", {"Text": "\U0001f600 Warm soup on\nthe table"}, "mark", r"^Warm soup\s*DISH"),
+    ("intents", {"Text": "soup", "Labels": "bread, warm\nawful"}, ".bar-label", "^warm$"),
+    ("own", {"Number": "7"}, ".card-sentence", "^Number: 7$"),
+    ("own", {"Does": '"refuse"'}, ".card-note", r"^7 is refused\.$"),
+    ("sums", {}, "code.json", '"outputs"'),
+]
+"""Model, what is filled in, and where its answer says what."""
 
 
 @pytest.mark.slow
@@ -82,114 +84,28 @@ def test_a_tab_for_each_model(open_page: Opener, several: str) -> None:
     expect(page.get_by_role("tab")).to_contain_text(["What food is this?", *NAMES[1:]])
     page.get_by_role("button", name="Soup").click()
     answered(page)
-    for name in NAMES[1:]:
+    for name, filled, place, said in EACH:
         page.get_by_role("tab", name=name).click()
         expect(page.locator("#page")).to_have_attribute("data-name", name)
         expect(page.locator("#service")).to_have_attribute("data-state", "ready")
-        for box in page.locator("textarea:required").all():
-            box.fill(box.input_value() or "the soup")
+        if "Dimensions" in filled and not page.get_by_label("Dimensions").is_visible():
+            page.locator(".more summary").click()
+        for label, text in filled.items():
+            field = page.get_by_label(re.compile(f"^{label}( optional)?$"))
+            if field.evaluate("field => field.tagName") == "SELECT":
+                field.select_option(text)
+            else:
+                field.fill(text)
         if page.locator(".sheet button:visible").count():
             page.locator(".sheet button:visible").click()
-        answered(page)
+        expect(page.locator(place).first).to_have_text(re.compile(said))
+    for name in NAMES[1:]:
+        page.get_by_role("tab", name=name).click()
+        expect(page.locator("#page")).to_have_attribute("data-name", name)
         address = "/v2/models/sums/infer" if name == "sums" else f"/predict/{name}"
-        assert address in str(page.locator(".curl").text_content())
+        expect(page.locator(".curl").first).to_contain_text(address)
     page.get_by_role("tab", name="What food").click()
     answered(page)
-
-
-@pytest.mark.slow
-def test_a_text(open_page: Opener, several: str) -> None:
-    page = open_page("/#sentiment", url=several)
-    page.get_by_label("Your text").fill("the soup was wonderful")
-    answered(page)
-    expect(page.locator(".card-sentence")).to_have_text(re.compile("^POSITIVE, "))
-    assert page.locator(".bar").count() == 3
-    page.get_by_label("Your text").fill("warm " * 100)
-    expect(page.locator(".card-note")).to_have_text(re.compile(r"^The text has \d+ tokens"))
-    page.goto(f"{several}/test?model=sentiment")
-    expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
-
-
-@pytest.mark.slow
-def test_a_question(open_page: Opener, several: str) -> None:
-    page = open_page("/#reader", url=several)
-    text = "\u00c9t\u00e9 \U0001f600: the warm soup"
-    page.get_by_label("Text", exact=True).fill(text)
-    page.get_by_label("Question").fill("what was cold")
-    page.get_by_role("button", name="Ask").click()
-    answered(page)
-    marked = page.locator("mark.best").inner_text()
-    assert marked in text
-    assert page.locator(".bar-label").first.text_content() == marked
-    assert page.locator(".paragraph").inner_text() == text
-
-
-@pytest.mark.slow
-def test_entities(open_page: Opener, several: str) -> None:
-    page = open_page("/#tagger", url=several)
-    page.get_by_label("Text", exact=True).fill("\U0001f600 Warm soup on\nthe table")
-    expect(page.locator(".card-sentence")).to_have_text("2 entities")
-    marks = page.locator(".paragraph mark").all_inner_texts()
-    assert [mark.split()[:-2] for mark in marks] == [["Warm", "soup", "DISH"], ["table", "PLACE"]]
-
-
-@pytest.mark.slow
-def test_labels(open_page: Opener, several: str) -> None:
-    page = open_page("/#intents", url=several)
-    page.get_by_label("Text", exact=True).fill("the soup")
-    page.get_by_label("Labels", exact=True).fill("bread, warm\nawful")
-    expect(page.locator(".bar-label").first).to_have_text("warm")
-    page.get_by_label("Several labels may fit").check()
-    expect(page.locator(".curl")).to_contain_text('"multi_label": true')
-    assert page.locator(".bar").count() == 3
-    for name in ("tagger", "intents"):
+    for name in NAMES:
         page.goto(f"{several}/test?model={name}")
         expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
-
-
-@pytest.mark.slow
-def test_texts_that_are_compared(open_page: Opener, several: str) -> None:
-    page = open_page("/#meanings", url=several)
-    page.get_by_label("Texts").fill("the warm soup\nawful bread\nthe warm soup")
-    expect(page.locator(".card-sentence")).to_have_text("Texts 1 and 3 are the closest: 1.00")
-    assert page.locator(".matrix td").count() == 9
-    page.locator(".more summary").click()
-    page.get_by_label("Dimensions").fill("2")
-    expect(page.locator(".curl")).to_contain_text('"dimensions": 2')
-    page.get_by_label("Dimensions").fill("5000")
-    expect(page.locator(".card-note")).to_contain_text("dimensions must be from 1 to 4")
-    for name in ("meanings", "search"):
-        page.goto(f"{several}/test?model={name}")
-        expect(page.locator("main")).to_contain_text("The page, the API and the model work together.")
-
-
-@pytest.mark.slow
-def test_texts_that_are_sorted(open_page: Opener, several: str) -> None:
-    page = open_page("/#search", url=several)
-    page.get_by_label("Query").fill("warm")
-    page.get_by_label("Texts").fill("the soup\nawful bread\nwonderful and warm")
-    answered(page)
-    texts = page.locator(".bar-label").all_inner_texts()
-    assert texts == ["wonderful and warm", "the soup", "awful bread"]
-    scores = [float(score) for score in page.locator(".bar-percent").all_inner_texts()]
-    assert scores == sorted(scores, reverse=True)
-
-
-@pytest.mark.slow
-def test_python_of_ones_own(open_page: Opener, several: str) -> None:
-    page = open_page("/#own", url=several)
-    page.get_by_label("Number").fill("7")
-    page.get_by_role("button", name="Send").click()
-    answered(page)
-    expect(page.locator(".card-sentence")).to_have_text("Number: 7")
-    page.get_by_label("Does").select_option("refuse")
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator(".card-note").first).to_have_text("7 is refused.")
-
-
-@pytest.mark.slow
-def test_a_graph(open_page: Opener, several: str) -> None:
-    page = open_page("/#sums", url=several)
-    page.get_by_role("button", name="Send").click()
-    answered(page)
-    expect(page.locator("code.json").first).to_contain_text('"outputs"')

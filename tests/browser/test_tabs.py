@@ -1,6 +1,7 @@
 """Several models: a tab for each, which keeps what was done in it, and opens when its model is ready."""
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -10,7 +11,7 @@ from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG
 from tests.browser.stub_api import MODEL, StubApi, until
 from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve_several
-from tests.browser.test_access import PHONE, tab_to, violations
+from tests.browser.test_access import OVERFLOW, PHONE, tab_to, violations
 
 pytestmark = pytest.mark.slow
 
@@ -19,17 +20,34 @@ NAMES = [str(model["name"]) for model in MODELS]
 TITLES = {str(model["name"]): str(model["title"] or model["name"]) for model in MODELS}
 
 
-@pytest.fixture
-def states(stub: StubApi) -> dict[str, str]:
-    """States of five models in one service."""
-    return serve_several(stub, *MODELS)
+WARMING = {**READER, "name": "warming"}
+
+
+SCHEMES: list[Literal["light", "dark"]] = ["light", "dark"]
+
+
+States = dict[str, str]
+Several = Callable[..., tuple[Page, States]]
 
 
 @pytest.fixture
-def page(open_page: Opener, forgetful_url: str, states: dict[str, str]) -> Page:
-    """The page before them, opened."""
-    assert states
-    return open_page(url=forgetful_url)
+def several(open_page: Opener, stub: StubApi, forgetful_url: str) -> Several:
+    """Opens the page before models; returns it with their states, of which some may be given."""
+
+    def opener(
+        *models: dict[str, Any], path: str = "/", states: States | None = None, **options: Any
+    ) -> tuple[Page, States]:
+        known = serve_several(stub, *models)
+        known.update(states or {})
+        return open_page(path, url=forgetful_url, **options), known
+
+    return opener
+
+
+@pytest.fixture
+def page(several: Several) -> Page:
+    """The page before five models, opened."""
+    return several(*MODELS)[0]
 
 
 def tab(page: Page, name: str) -> Locator:
@@ -49,13 +67,6 @@ def is_open(page: Page, name: str) -> None:
     expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile(f"^{re.escape(title)}"))
     expect(page.get_by_role("tabpanel", name=title)).to_be_visible()
     assert page.locator("#page").count() == 1
-
-
-def test_one_model_has_no_tabs(open_page: Opener) -> None:
-    page = open_page()
-    expect(page.get_by_role("tablist")).to_have_count(0)
-    expect(page.get_by_role("tabpanel")).to_have_count(0)
-    assert page.locator("nav").count() == 0
 
 
 def test_every_tab_asks_its_own_model(page: Page, stub: StubApi) -> None:
@@ -148,9 +159,8 @@ def test_a_request_goes_on_while_another_tab_is_open(page: Page, stub: StubApi) 
     expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
 
 
-def test_photos_go_to_the_tab_that_is_open(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
-    serve_several(stub, MODEL, {**MODEL, "name": "rooms", "title": "rooms"}, SENTIMENT)
-    page = open_page(url=forgetful_url)
+def test_photos_go_to_the_tab_that_is_open(several: Several, stub: StubApi) -> None:
+    page, _ = several(MODEL, {**MODEL, "name": "rooms", "title": "rooms"}, SENTIMENT)
     choose(page, "rooms")
     choose(page, "sentiment")
     paste = """() => {
@@ -168,12 +178,8 @@ def test_photos_go_to_the_tab_that_is_open(open_page: Opener, stub: StubApi, for
     assert [asked.path for asked in stub.asked] == ["/predict/rooms?top_k=5"]
 
 
-def test_a_model_that_warms_up_opens_by_itself(
-    open_page: Opener, stub: StubApi, forgetful_url: str
-) -> None:
-    states = serve_several(stub, MODEL, SENTIMENT, {**READER, "name": "warming"})
-    states["warming"] = "loading"
-    page = open_page(url=forgetful_url)
+def test_a_model_that_warms_up_opens_by_itself(several: Several) -> None:
+    page, states = several(MODEL, SENTIMENT, WARMING, states={"warming": "loading"})
     expect(tab(page, "warming (loading)")).to_be_visible()
     choose(page, "warming")
     expect(page.locator("#lead")).to_have_text(
@@ -193,12 +199,8 @@ def test_a_model_that_warms_up_opens_by_itself(
     expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
 
 
-def test_a_model_that_is_asleep_says_so_and_answers(
-    open_page: Opener, stub: StubApi, forgetful_url: str
-) -> None:
-    states = serve_several(stub, MODEL, SENTIMENT)
-    states["sentiment"] = "asleep"
-    page = open_page(url=forgetful_url)
+def test_a_model_that_is_asleep_says_so_and_answers(several: Several) -> None:
+    page, _ = several(MODEL, SENTIMENT, states={"sentiment": "asleep"})
     expect(tab(page, "sentiment (asleep)")).to_be_visible()
     choose(page, "sentiment")
     expect(page.locator("#service-text")).to_have_text("Sentiment <asleep>.")
@@ -209,12 +211,8 @@ def test_a_model_that_is_asleep_says_so_and_answers(
     expect(tab(page, "sentiment (asleep)")).to_have_count(0)
 
 
-def test_a_model_becomes_ready_in_the_answer_about_another(
-    open_page: Opener, stub: StubApi, forgetful_url: str
-) -> None:
-    states = serve_several(stub, MODEL, {**READER, "name": "warming"})
-    states["warming"] = "loading"
-    page = open_page(url=forgetful_url)
+def test_a_model_becomes_ready_in_the_answer_about_another(several: Several) -> None:
+    page, states = several(MODEL, WARMING, states={"warming": "loading"})
     choose(page, "warming")
     held: list[Route] = []
     page.route("**/status?model=food11", lambda route: held.append(route))
@@ -227,10 +225,9 @@ def test_a_model_becomes_ready_in_the_answer_about_another(
     expect(page.get_by_label("Question")).to_be_visible()
 
 
-def test_a_model_that_fails_and_comes_back(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
-    states = serve_several(stub, READER, {**SENTIMENT, "name": "failing"})
-    states["failing"] = "unavailable"
-    page = open_page(url=forgetful_url)
+def test_a_model_that_fails_and_comes_back(several: Several) -> None:
+    failing = {**SENTIMENT, "name": "failing"}
+    page, states = several(READER, failing, states={"failing": "unavailable"})
     choose(page, "failing")
     expect(page.locator("#lead")).to_contain_text("The service says: failing <unavailable>")
     states["failing"] = "ready"
@@ -257,6 +254,8 @@ def test_the_service_is_down_and_up_again(page: Page, stub: StubApi) -> None:
     stub.down()
     page.get_by_label("Your text").fill("wonderful")
     expect(page.locator(".card")).to_have_attribute("data-state", "waiting")
+    expect(page.locator(".card-sentence")).to_have_text("The model cannot be reached.")
+    expect(page.locator(".card-note")).to_contain_text("The text stays here")
     choose(page, "reader")
     expect(page.locator("#service")).to_have_attribute("data-state", "down")
     stub.up()
@@ -313,7 +312,8 @@ def test_a_tab_that_cannot_be_opened(page: Page) -> None:
     choose(page, "reader")
 
 
-def test_models_in_service_are_watched_seldom(page: Page, states: dict[str, str]) -> None:
+def test_models_in_service_are_watched_seldom(several: Several) -> None:
+    page, states = several(*MODELS)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.clock.install()
@@ -329,58 +329,34 @@ def test_models_in_service_are_watched_seldom(page: Page, states: dict[str, str]
     expect(tab(page, "reader (loading)")).to_have_count(0)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(
-    open_page: Opener, stub: StubApi, forgetful_url: str, scheme: Literal["light", "dark"]
-) -> None:
-    states = serve_several(stub, *MODELS, {**READER, "name": f"never-{scheme}"})
-    states.update({"reader": "loading", f"never-{scheme}": "unavailable"})
-    page = open_page(url=forgetful_url, color_scheme=scheme, reduced_motion="reduce")
-    assert violations(page) == []
-    for name in (f"never-{scheme}", "sentiment"):
+def test_axe_finds_nothing(several: Several) -> None:
+    states = {"reader": "loading", "never": "unavailable"}
+    page, _ = several(*MODELS, {**READER, "name": "never"}, states=states, reduced_motion="reduce")
+    for name in ("food11", "never", "sentiment"):
         choose(page, name)
-        assert violations(page) == []
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert violations(page) == []
 
 
 @pytest.mark.parametrize("size", [PHONE, {"viewport": {"width": 1200, "height": 740}}])
-def test_many_models_with_long_names(
-    open_page: Opener, stub: StubApi, forgetful_url: str, size: dict[str, Any]
-) -> None:
+def test_many_models_with_long_names(several: Several, size: dict[str, Any]) -> None:
     names = [f"{'a-model-of-' * (place % 9)}{place}" for place in range(30)]
-    serve_several(stub, *({**SENTIMENT, "name": name} for name in names))
-    page = open_page(url=forgetful_url, **size)
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    page, _ = several(*({**SENTIMENT, "name": name} for name in names), **size)
     for name in (names[17], names[29], names[0]):
         page.get_by_role("tab", name=name, exact=True).click()
         is_open(page, name)
-        assert page.evaluate(overflow) <= 0
+        assert page.evaluate(OVERFLOW) <= 0
         expect(tab(page, name).first).to_be_in_viewport(ratio=0.99)
     tops = page.get_by_role("tab").evaluate_all("tabs => tabs.map(t => t.getBoundingClientRect().top)")
     assert (len(set(tops)) == 1) == (size is PHONE)  # a row to scroll, or several rows
 
 
-def test_without_script(open_page: Opener, stub: StubApi, forgetful_url: str) -> None:
-    serve_several(stub, *MODELS)
-    page = open_page(url=forgetful_url, java_script_enabled=False, viewport=PHONE["viewport"])
-    for name in NAMES:
-        link = page.get_by_role("link", name=TITLES[name])
-        expect(link).to_be_in_viewport()
-        link.click()
-        assert page.url == f"{forgetful_url}/{name}"
-        expect(page.get_by_role("link", name=TITLES[name])).to_have_attribute("aria-current", "page")
-    page.get_by_role("link", name="sentiment").click()
-    page.get_by_label("Your text").fill("a wonderful day")
-    page.get_by_role("button", name="Send").click()
-    assert page.url == f"{forgetful_url}/sentiment"
-    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
-
-
-def test_a_model_that_warms_up_opens_without_script(
-    open_page: Opener, stub: StubApi, forgetful_url: str
-) -> None:
-    states = serve_several(stub, MODEL, {**READER, "name": "slow"})
-    states["slow"] = "loading"
-    page = open_page("/slow", url=forgetful_url, java_script_enabled=False)
+def test_a_model_that_warms_up_opens_without_script(several: Several) -> None:
+    slow = {**READER, "name": "slow"}  # a name that the page's server has never seen ready
+    page, states = several(
+        MODEL, slow, path="/slow", states={"slow": "loading"}, java_script_enabled=False
+    )
     expect(page.get_by_text("This model is still warming up.")).to_be_visible()
     states["slow"] = "ready"
     expect(page.get_by_label("Question")).to_be_visible()

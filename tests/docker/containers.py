@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smallplates.cli import processes
-from tests.servers import ROOT
+from tests.servers import ROOT, wait_for
 
 TAG = "test"
 BUILD_S = 1500
@@ -74,13 +73,9 @@ def build(name: str, revision: str = "tested") -> None:
     run(*command, "--build-arg", f"REVISION={revision}", "--tag", image(name), ".", seconds=BUILD_S)
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:
-    """Returns as soon as the condition holds; fails with `what` was awaited."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.1)
+def wait_until(condition: Callable[[], object], what: str, seconds: float = START_S) -> None:
+    """Returns as soon as the condition holds; containers take their time."""
+    wait_for(condition, what, seconds)
 
 
 @contextmanager

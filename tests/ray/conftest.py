@@ -5,10 +5,8 @@
 
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -19,6 +17,7 @@ from ray.cluster_utils import Cluster
 from benchmarks.running import free_port
 from smallplates.ray.local import cluster
 from tests.fake.backend import command
+from tests.servers import wait_for
 
 NODES, CORES = 3, 2
 LABELS = 11  # of the default model, whose folder the fake backend reads
@@ -28,13 +27,6 @@ FAKE = {
     "SERVING_LOG_LEVEL": "warning",
     "SERVING_MAX_BATCH_SIZE": "1",
 }
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all tests of this folder."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.ray)
 
 
 @pytest.fixture(scope="session")
@@ -106,14 +98,6 @@ class Traffic:
         """Waits until this many more requests have been answered with 200."""
         goal = self.answers[200] + more
         wait_for(lambda: self.answers[200] >= goal)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
-    """Returns as soon as the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was never met"
-        time.sleep(0.1)
 
 
 def running(app: str = "default") -> int:

@@ -16,7 +16,8 @@ from smallplates.ray.app import classifier
 from smallplates.ray.scaling import follow_load
 from tests.fake.backend import command
 from tests.fake.model import write_model
-from tests.ray.conftest import CORES, Traffic, replicas, running, wait_for
+from tests.ray.conftest import CORES, Traffic, replicas, running
+from tests.servers import wait_for
 
 CLIENTS = 6
 pytestmark = pytest.mark.timeout(180)

@@ -14,13 +14,6 @@ from tests import servers
 BACKENDS = ("fastapi_onnx", "fastapi_pt")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all tests of this folder."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.transformers)
-
-
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes a folder by a function of `folders`, once for the same arguments."""

@@ -1,6 +1,6 @@
 """Exports as transformers and optimum write them: random weights, tokenisers trained on the spot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,52 +178,49 @@ def longformer(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]
 
 def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
     """The folder, then an export for both backends."""
-    folder.mkdir(parents=True)
-    torch.manual_seed(0)
-    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **named(LABELS), **changes)
-    made.eval()
-    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
-    with torch.inference_mode():
-        spread_out(made, made(**batch).logits)
-    return saved(folder, made, tokenizer, "text-classification")
+    made = NETWORKS[network], "ForSequenceClassification", {**named(LABELS), **changes}
+    return exported(folder, "text-classification", *made, [TEXTS])
 
 
 def token_classifier(folder: Path, network: str) -> Path:
     """The same of tokens."""
-    folder.mkdir(parents=True)
-    torch.manual_seed(0)
-    made, tokenizer = NETWORKS[network](folder, "ForTokenClassification", **named(TAGS))
-    made.eval()
-    batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
-    with torch.inference_mode():
-        spread_out(made, made(**batch).logits[batch["attention_mask"].bool()])
-    return saved(folder, made, tokenizer, "token-classification")
+    made = NETWORKS[network], "ForTokenClassification", named(TAGS)
+    return exported(folder, "token-classification", *made, [TEXTS])
 
 
 def pair_classifier(folder: Path, network: str, *labels: str) -> Path:
     """The same of pairs of texts, of which one may follow from the other."""
-    folder.mkdir(parents=True)
-    torch.manual_seed(0)
-    made, tokenizer = NETWORKS[network](folder, "ForSequenceClassification", **named(labels))
-    made.eval()
-    batch = tokenizer(TEXTS, TEXTS[::-1], padding=True, truncation=True, return_tensors="pt")
-    with torch.inference_mode():
-        spread_out(made, made(**batch).logits)
-    return saved(folder, made, tokenizer, "text-classification")
+    made = NETWORKS[network], "ForSequenceClassification", named(labels)
+    return exported(folder, "text-classification", *made, [TEXTS, TEXTS[::-1]])
 
 
 def question_answerer(folder: Path, network: str) -> Path:
     """The same of questions about a context."""
+    return exported(
+        folder, "question-answering", NETWORKS[network], "ForQuestionAnswering", {}, [CONTEXTS]
+    )
+
+
+def exported(
+    folder: Path,
+    task: str,
+    network: Callable[..., tuple[Any, Any]],
+    head: str,
+    changes: dict[str, Any],
+    texts: Sequence[Sequence[str]],
+) -> Path:
+    """The folder, then a network whose logits of these texts, or of their tokens, vary."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    made, tokenizer = NETWORKS[network](folder, "ForQuestionAnswering")
+    made, tokenizer = network(folder, head, **changes)
     made.eval()
-    batch = tokenizer(CONTEXTS, padding=True, truncation=True, return_tensors="pt")
+    batch = tokenizer(*texts, padding=True, truncation=True, return_tensors="pt")
     with torch.inference_mode():
         output = made(**batch)
-    tokens = batch["attention_mask"].bool()
-    spread_out(made, torch.stack([output.start_logits[tokens], output.end_logits[tokens]], dim=1))
-    return saved(folder, made, tokenizer, "question-answering")
+    both = [output[name] for name in ("start_logits", "end_logits") if name in output]
+    logits = torch.stack(both, dim=-1) if both else output.logits
+    spread_out(made, logits[batch["attention_mask"].bool()] if logits.dim() == 3 else logits)
+    return saved(folder, made, tokenizer, task)
 
 
 def image_classifier(folder: Path, network: str) -> Path:

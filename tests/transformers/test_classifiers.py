@@ -1,10 +1,9 @@
-"""Classifiers answer as transformers' own pipelines do, over HTTP and on both backends."""
+"""Classifiers answer as transformers' own pipelines do, on both backends; images over HTTP."""
 
 import io
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import AutoImageProcessor, pipeline
 
 from tests import pictures
 from tests.transformers import folders
+from tests.transformers.answers import Answers, loaded
 from tests.transformers.conftest import BACKENDS, service
 
 TOLERANCE = 1e-3
@@ -31,18 +31,9 @@ def by_label(candidates: Sequence[Mapping[str, Any]], name: str) -> Scores:
     return {candidate["label"]: candidate[name] for candidate in candidates}
 
 
-def asked(url: str, count: int, contents: Sequence[Mapping[str, Any]]) -> list[Scores]:
-    """All `count` scores for each request, which are sent eight at a time and so share batches."""
-
-    def ask(content: Mapping[str, Any]) -> Scores:
-        answer = requests.post(f"{url}/predict?top_k={count}", timeout=60, **content)
-        assert answer.status_code == 200, answer.text
-        first = answer.json()
-        assert first["prediction"] == first["top"][0]["label"]
-        return by_label(first["top"], "probability")
-
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(ask, contents))
+def answered(answers: Answers, requests: Sequence[Mapping[str, Any]]) -> list[Scores]:
+    """All scores for each request; the requests share batches."""
+    return [by_label(candidates, "probability") for candidates in answers(requests)]
 
 
 def assert_same(actual: Sequence[Scores], expected: Sequence[Scores]) -> None:
@@ -60,19 +51,17 @@ def best(scores: Scores) -> str:
     return max(scores, key=scores.__getitem__)
 
 
+REQUESTS: list[dict[str, Any]] = [
+    *({"text": text} for text in folders.TEXTS),
+    *({"text": first, "text_pair": second} for first, second in folders.PAIRS),
+]
+
+
 def expected_of_texts(folder: Path) -> list[Scores]:
-    """What transformers' pipeline answers to TEXTS and PAIRS."""
+    """What transformers' pipeline answers to REQUESTS."""
     classify = pipeline("text-classification", model=str(folder), device="cpu", top_k=None)
     options = {"truncation": True, "max_length": folders.TOKENS}
-    inputs = [{"text": text} for text in folders.TEXTS]
-    inputs += [{"text": first, "text_pair": second} for first, second in folders.PAIRS]
-    return [by_label(classify(fields, **options), "score") for fields in inputs]
-
-
-def texts_as_json() -> list[dict[str, Any]]:
-    """The same as requests."""
-    pairs = [{"text": first, "text_pair": second} for first, second in folders.PAIRS]
-    return [{"json": request} for request in [{"text": text} for text in folders.TEXTS] + pairs]
+    return [by_label(classify(fields, **options), "score") for fields in REQUESTS]
 
 
 @on_both_backends
@@ -83,9 +72,7 @@ def texts_as_json() -> list[dict[str, Any]]:
 )
 def test_texts(backend: str, network: str, changes: dict[str, str], kept: Kept) -> None:
     folder = kept(folders.text_classifier, network, **changes)
-    with service(backend, folder) as url:
-        actual = asked(url, len(folders.LABELS), texts_as_json())
-    assert_same(actual, expected_of_texts(folder))
+    assert_same(answered(loaded(backend, folder), REQUESTS), expected_of_texts(folder))
 
 
 @on_both_backends
@@ -96,37 +83,25 @@ def test_a_folder_that_optimum_cli_has_written(backend: str, kept: Kept, tmp_pat
     subprocess.run([cli, "export", "onnx", "--model", source, *task, folder], check=True, timeout=110)
     if backend == "fastapi_pt":
         (folder / "model.safetensors").symlink_to(source / "model.safetensors")
-    with service(backend, folder) as url:
-        actual = asked(url, len(folders.LABELS), texts_as_json())
-    assert_same(actual, expected_of_texts(source))
+    assert_same(answered(loaded(backend, folder), REQUESTS), expected_of_texts(source))
 
 
 @on_both_backends
 @pytest.mark.parametrize("network", ["vit", "resnet"])
 def test_images(backend: str, network: str, kept: Kept) -> None:
     folder = kept(folders.image_classifier, network)
-    images = [
-        *folders.samples(),
-        pictures.plate(200, 150).convert("L"),
-        pictures.plate(150, 200).convert("P"),
-    ]
-    files = [pictures.encode(image, "PNG") for image in images]
+    modes = [pictures.plate(200, 150).convert("L"), pictures.plate(150, 200).convert("P")]
+    files = [pictures.encode(image, "PNG") for image in [*folders.samples(), *modes]]
     files.append(pictures.encode(pictures.plate(97, 80), "JPEG"))
     processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)
     classify = pipeline(
         "image-classification", model=str(folder), image_processor=processor, device="cpu"
     )
-    expected = [
-        by_label(classify(Image.open(io.BytesIO(file)), top_k=len(folders.COLOURS)), "score")
-        for file in files
-    ]
+    count = len(folders.COLOURS)
+    expected = [by_label(classify(Image.open(io.BytesIO(file)), top_k=count), "score") for file in files]
     with service(backend, folder) as url:
-        actual = asked(
-            url,
-            len(folders.COLOURS),
-            [{"data": file, "headers": {"Content-Type": "image/jpeg"}} for file in files],
-        )
-    assert_same(actual, expected)
+        answers = [requests.post(f"{url}/predict?top_k={count}", file, timeout=60) for file in files]
+    assert_same([by_label(answer.json()["top"], "probability") for answer in answers], expected)
 
 
 @on_both_backends

@@ -1,16 +1,15 @@
-"""Questions are answered as transformers' own pipeline answers them, over HTTP and on both backends."""
+"""Questions are answered as transformers' own pipeline answers them, on both backends."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from transformers import pipeline
 
 from smallplates.tasks.text import STRIDE, WINDOW
 from tests.transformers import folders
-from tests.transformers.conftest import BACKENDS, service
+from tests.transformers.answers import BACKENDS, loaded
 
 TOLERANCE = 1e-3
 """Of a score; answers whose scores are closer may change places."""
@@ -57,15 +56,9 @@ def cases(tokenizer: Any) -> Iterator[tuple[str, str, bool]]:
 def test_questions(backend: str, network: str, kept: Callable[..., Path]) -> None:
     folder = kept(folders.question_answerer, network)
     answer = pipeline("question-answering", model=str(folder), device="cpu")
-    clear = []
-    with service(backend, folder) as url:
-        for question, context, no_answer in cases(answer.tokenizer):
-            content = {"question": question, "context": context, "allow_no_answer": no_answer}
-            ours = requests.post(f"{url}/predict?top_k=2", json=content, timeout=60)
-            assert ours.status_code == 200, ours.text
-            theirs = answer(
-                question=question, context=context, top_k=2, handle_impossible_answer=no_answer
-            )
-            theirs = theirs if isinstance(theirs, list) else [theirs]
-            clear.append(assert_same(ours.json()["top"], theirs))
+    clear, ask = [], loaded(backend, folder, top_k=2)
+    for question, context, no_answer in cases(answer.tokenizer):
+        (ours,) = ask([{"question": question, "context": context, "allow_no_answer": no_answer}])
+        theirs = answer(question=question, context=context, top_k=2, handle_impossible_answer=no_answer)
+        clear.append(assert_same(ours, theirs if isinstance(theirs, list) else [theirs]))
     assert sum(clear) > len(clear) / 2, "too few cases have a best answer"

@@ -111,80 +111,52 @@ def test_tracebacks_for_people_show_no_variables(
     assert api_key not in said
 
 
-REQUEST = {"method": "POST", "path": "/predict", "code": "ok", "client": "::1", "request_id": "7f3a"}
+ROUTE = {"method": "POST", "path": "/predict", "client": "::1", "request_id": "7f3a", "code": "ok"}
+READY = {"load_s": 1.42, "precision": "int8", "backend": "onnxruntime 1.31", "instances": 2}
+TIMES = {"batch_cap": 2, "batch_ms": {"1": 1.0, "2": 1.4}, "others": {"onnxruntime fp32": 1.31}}
+DEAD = {"model": "a long name", "worker": 0, "exit_code": 3, "reason": "ended", "restart_in_s": 0.4}
+LINES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "info: request",
+        {**ROUTE, "status": 200, "model": "food11", "ms": {"decode": 1.23, "total": 4.56}},
+        "200        POST /predict  food11  4.6 ms (decode 1.2)",
+    ),
+    (
+        "info: request",
+        {**ROUTE, "status": 404, "code": "not_found", "ms": {"total": 0.2}},
+        "404        POST /predict  0.2 ms  not_found",
+    ),
+    (
+        "warning: request",
+        {**ROUTE, "status": 500, "code": "internal_error", "ms": {"total": 0.2}},
+        "500        warning: POST /predict  0.2 ms  internal_error  7f3a",
+    ),
+    (
+        "info: model ready",
+        {"model": "food11", **READY, **TIMES, "gpu_uuid": None},
+        "food11     ready in 1.4 s: int8 on onnxruntime 1.31, 2 workers, batches up to 2, "
+        "0.7 ms an item (onnxruntime fp32 1.3)",
+    ),
+    (
+        "error: an inference worker died",
+        DEAD,
+        "a long name error: worker 0 ended; its requests are computed again, and it starts again in "
+        "0.4 s",
+    ),
+    ("info: listening", {"host": "::1", "port": 80}, "listening on http://[::1]:80"),
+    ("info: loading", {"model": "food11", "folder": "x/y"}, "food11     loading x/y"),
+    ("info: shutting down", {"inputs": 3}, "shutting down; inputs in flight: 3"),
+    ("warning: of a library", {"logger": "a", "count": 0}, "warning: of a library logger=a"),
+]
 
 
-@pytest.mark.parametrize(
-    ("level", "event", "fields", "line"),
-    [
-        (
-            "info",
-            "request",
-            {**REQUEST, "status": 200, "model": "food11", "ms": {"decode": 1.23, "total": 4.56}},
-            "200        POST /predict  food11  4.6 ms (decode 1.2)",
-        ),
-        (
-            "info",
-            "request",
-            {**REQUEST, "status": 404, "code": "not_found", "ms": {"total": 0.2}},
-            "404        POST /predict  0.2 ms  not_found",
-        ),
-        (
-            "warning",
-            "request",
-            {**REQUEST, "status": 500, "code": "internal_error", "ms": {"total": 0.2}},
-            "500        warning: POST /predict  0.2 ms  internal_error  7f3a",
-        ),
-        (
-            "info",
-            "model ready",
-            {
-                "model": "food11",
-                "load_s": 1.42,
-                "precision": "int8",
-                "backend": "onnxruntime 1.31",
-                "instances": 2,
-                "batch_cap": 2,
-                "batch_ms": {"1": 1.0, "2": 1.4},
-                "others": {"onnxruntime fp32": 1.31},
-                "gpu_uuid": None,
-            },
-            "food11     ready in 1.4 s: int8 on onnxruntime 1.31, 2 workers, batches up to 2, "
-            "0.7 ms an item (onnxruntime fp32 1.3)",
-        ),
-        (
-            "error",
-            "an inference worker died",
-            {
-                "model": "a long name",
-                "worker": 0,
-                "exit_code": 3,
-                "reason": "ended",
-                "restart_in_s": 0.4,
-            },
-            "a long name error: worker 0 ended; its requests are computed again, and it starts again in "
-            "0.4 s",
-        ),
-        ("info", "listening", {"host": "::1", "port": 80}, "listening on http://[::1]:80"),
-        ("info", "loading", {"model": "food11", "folder": "x/y"}, "food11     loading x/y"),
-        ("info", "shutting down", {"inputs": 3}, "shutting down; inputs in flight: 3"),
-        (
-            "warning",
-            "one of a library",
-            {"logger": "asyncio", "count": 0},
-            "warning: one of a library logger=asyncio",
-        ),
-    ],
-)
+@pytest.mark.usefixtures("root")
+@pytest.mark.parametrize(("event", "fields", "line"), LINES)
 def test_lines_for_people(
-    root: logging.Logger,  # noqa: ARG001 as before afterwards
-    capfd: pytest.CaptureFixture[str],
-    level: str,
-    event: str,
-    fields: dict[str, Any],
-    line: str,
+    capfd: pytest.CaptureFixture[str], event: str, fields: dict[str, Any], line: str
 ) -> None:
     configure_logging(Settings(log_format="console"))
+    level, _, event = event.partition(": ")
     getattr(logger(), level)(event, **fields)
     time, _, said = capfd.readouterr().err.rstrip("\n").partition(" ")
     assert re.fullmatch(r"\d\d:\d\d:\d\d", time)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import chapters, compare_report, h2load, scale, table, usage
+from benchmarks import compare_report, h2load, scale, table, usage
 from smallplates.cli.load import machine, report, wrk
 from smallplates.cli.load.http_client import Answer, post
 from smallplates.cli.load.payloads import photos
@@ -117,22 +117,6 @@ def rows(*per_second: float, p99: float = 10) -> list[dict[str, float]]:
     return [{"per_second": value, "p50_ms": 5, "p99_ms": p99} for value in per_second]
 
 
-def test_the_comparison_says_what_was_slower() -> None:
-    results: dict[str, Any] = {
-        table.IN_PROCESS: {"2 threads": rows(120, 120, 120)},
-        compare_report.OURS: {"16 connections": rows(100, 200, 90, p99=20)},
-        "quick": {"16 connections": rows(110, 210, 100, p99=30)},
-        "slow": {"16 connections": rows(50, 100, 45, p99=15)},
-    }
-    text = compare_report.compare({"results": results})
-    assert "| slow | 50/s, p99 15 ms, x 2.00 |" in text
-    assert "quick handles 1.10 times as many requests at 16 connections" in text
-    assert "slow has the lower p99 at 16 connections (15 against 20 ms)" in text
-    assert "slow handles" not in text
-    assert "0.83 at 16 connections" in text
-    assert "memory" not in text  # not in these results
-
-
 def test_each_precision_is_compared_with_its_own() -> None:
     def measured(*per_second: float) -> dict[str, Any]:
         costs = {"memory_mb": 300.4, "cpu_s_per_1000": 6.25}
@@ -153,14 +137,6 @@ def test_each_precision_is_compared_with_its_own() -> None:
     ahead = "mosec, int8 handles 1.10 times as many requests at 16 connections"
     assert f"Ahead of this service: {ahead}. Of the best" in text
     assert "reaches 0.50 at 16 connections; 0.75 at 16 connections in int8." in text
-    headline = compare_report.headline(
-        {"results": results, "machine": {"cores": "2", "cpu": "a processor"}}
-    )
-    assert "this service handles 100 requests a second with a p99 of 10 ms. That is 1.25" in headline
-    assert headline.endswith(
-        "In int8 it handles 300, 3.00 times as many: 0.91 times mosec and 2.00 times "
-        "Triton's Python backend in int8."
-    )
 
 
 def test_what_more_cores_would_answer() -> None:
@@ -189,12 +165,6 @@ def test_where_the_limit_is() -> None:
     assert two.limits == "workers, machine"
     idle = scale.Case(50, 1, [{**figures, "web busy": 0.1} for figures in first.rounds])
     assert scale.busiest([idle, two, first]) is first
-    measured = [case.row() for case in (first, two)]
-    calculated = scale.calculated(1.9, {"fp32": 8.1}, ceiling=500)
-    times = {"web_ms": 1.9, "ceiling": 500, "worker_ms": {"fp32": 8.1}}
-    text = chapters.scale({"results": {"measured": measured, **times, "calculated": calculated}})
-    assert "| 7.5 ms | 2 | 500/s, p99 9 ms | 1.90 / 0.50 / 0.10 | 48% / 100% / 91% | workers" in text
-    assert "| fp32 | 16 | 3.0 | 1600 | 500 |" in text
 
 
 def test_cpu_time_of_children_that_have_ended_counts() -> None:

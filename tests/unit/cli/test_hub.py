@@ -1,5 +1,6 @@
 """Models of the Hugging Face Hub: the real client, beside a stand-in for the hub on loopback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,14 +37,18 @@ FILES = {
     "training_args.bin": b"a pickle",
 }
 ONLINE = {"HF_HUB_OFFLINE": "0"}  # whatever other tests have left in the environment
+
+
+MOOD = (REPOSITORY, None, ["onnx"])
 FETCH = """
-import sys
+import json, sys
 from smallplates.cli import hub
 from smallplates.errors import ConfigurationError
-try:
-    print(hub.fetch(sys.argv[1], sys.argv[2] or None, sys.argv[3:]))
-except ConfigurationError as error:
-    print(error)
+for repository, revision, kinds in json.loads(sys.argv[1]):
+    try:
+        print(hub.fetch(repository, revision, kinds))
+    except ConfigurationError as error:
+        print(error)
 """
 
 
@@ -54,24 +59,23 @@ def server() -> Iterator[Hub]:
         yield running
 
 
-def fetch(
-    home: Path, url: str, repository: str, *kinds: str, revision: str = "", **environment: str
-) -> str:
-    """The folder, or the error: the client reads the environment when it is imported."""
+def fetch(home: Path, url: str, *wanted: tuple[str, str | None, list[str]], **more: str) -> list[str]:
+    """The folders, or the errors: the client reads the environment when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-c", FETCH, repository, revision, *(kinds or ("onnx",))],
+        [sys.executable, "-c", FETCH, json.dumps(wanted)],
         cwd=servers.ROOT,
-        env=os.environ | ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **environment},
+        env=os.environ | ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **more},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         timeout=100,
     )
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
 def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path) -> None:
-    folder = Path(fetch(tmp_path, server.url, REPOSITORY))
+    again = (REPOSITORY, "v2", ["onnx"])
+    folder, same = map(Path, fetch(tmp_path, server.url, MOOD, again))
     graph = "onnx/model.onnx"
     wanted = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
     wanted += ["config.json", "config_sentence_transformers.json", "modules.json"]
@@ -79,53 +83,45 @@ def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path)
     assert sorted(server.asked) == wanted
     assert folder.is_relative_to(tmp_path)
     assert [(folder / name).read_bytes() for name in wanted] == [FILES[name] for name in wanted]
+    assert [same, *map(Path, fetch(tmp_path, server.url, MOOD, HF_HUB_OFFLINE="1"))] == [folder] * 2
     server.asked.clear()
-    assert Path(fetch(tmp_path, server.url, REPOSITORY, revision="v2")) == folder
-    assert Path(fetch(tmp_path, server.url, REPOSITORY, HF_HUB_OFFLINE="1")) == folder
-    assert server.asked == []
-    fetch(tmp_path, server.url, REPOSITORY, "onnx", "int8")
-    assert sorted(server.asked) == ["onnx/model_quantized.onnx", "onnx/model_quantized.onnx_data"]
-    server.asked.clear()
-    fetch(tmp_path, server.url, REPOSITORY, "pt")
-    assert server.asked == ["model.safetensors"]
+    fetch(tmp_path, server.url, (REPOSITORY, None, ["onnx", "int8"]), (REPOSITORY, None, ["pt"]))
+    more = ["model.safetensors", "onnx/model_quantized.onnx", "onnx/model_quantized.onnx_data"]
+    assert sorted(server.asked) == more
 
 
 def test_a_token_opens_a_gated_model(server: Hub, tmp_path: Path) -> None:
-    said = fetch(tmp_path, server.url, "org/gated")
-    assert said == (
-        f"org/gated is gated: accept its terms on {server.url}/org/gated, and set HF_TOKEN to a token "
-        "of that account"
+    gated = ("org/gated", None, ["onnx"])
+    (said,) = fetch(tmp_path, server.url, gated)
+    assert said.startswith(f"org/gated is gated: accept its terms on {server.url}/org/gated")
+    assert "HF_TOKEN" in said
+    (folder,) = fetch(tmp_path, server.url, gated, HF_TOKEN=TOKEN)
+    assert Path(folder).is_dir()
+
+
+def test_what_the_hub_refuses_is_one_sentence(server: Hub, tmp_path: Path) -> None:
+    said = fetch(
+        *(tmp_path, server.url, ("org/none", None, ["onnx"]), ("org/a--b", None, ["onnx"])),
+        *((REPOSITORY, "v9", ["onnx"]), ("org/broken", None, ["onnx"])),
     )
-    assert Path(fetch(tmp_path, server.url, "org/gated", HF_TOKEN=TOKEN)).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("repository", "revision", "words"),
-    [
-        ("org/none", "", "there is no folder org/none, and no such model on"),
-        ("org/a--b", "", "there is no folder org/a--b, and no such model on"),
-        (REPOSITORY, "v9", "org/mood has no revision 'v9'"),
-        ("org/broken", "", "there is no folder org/broken, {url} returned 500, and the"),
-    ],
-)
-def test_what_the_hub_refuses_is_one_sentence(
-    server: Hub, tmp_path: Path, repository: str, revision: str, words: str
-) -> None:
-    said = fetch(tmp_path, server.url, repository, revision=revision)
-    assert said.startswith(words.format(url=server.url))
-    assert "\n" not in said
+    assert [line.partition(" on ")[0] for line in said[:2]] == [
+        f"there is no folder {name}, and no such model" for name in ("org/none", "org/a--b")
+    ]
+    assert said[2].startswith("org/mood has no revision 'v9'")
+    assert said[3].startswith(f"there is no folder org/broken, {server.url} returned 500, and the")
+    assert len(said) == 4
 
 
 def test_without_a_network(tmp_path: Path) -> None:
     nowhere = f"http://127.0.0.1:{servers.free_port()}"
     for offline, reason in (("0", f"{nowhere} cannot be reached"), ("1", "HF_HUB_OFFLINE is set")):
-        said = fetch(tmp_path, nowhere, REPOSITORY, HF_HUB_OFFLINE=offline)
+        (said,) = fetch(tmp_path, nowhere, MOOD, HF_HUB_OFFLINE=offline)
         assert said.startswith(f"there is no folder org/mood, {reason}, and the cache in")
 
 
 def test_a_model_without_onnx_names_the_command_that_exports(tmp_path: Path) -> None:
     with stand_in_hub.running({"config.json": b"{}", "model.safetensors": b""}) as running:
-        said = fetch(tmp_path, running.url, REPOSITORY)
+        (said,) = fetch(tmp_path, running.url, MOOD)
     assert "org/mood has no ONNX file; write one with `smallplates export transformers org/mood" in said
     assert "(for images, with optimum-cli)" in said
 

@@ -3,11 +3,8 @@
 import json
 import math
 import shutil
-import socket
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,8 @@ from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
 from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from tests import servers
+from tests.browser.stub_api import Asked, Reply, stub_api
 
 ONCE = ("--concurrency=1", "--windows=1", "--window=0.05", "--warm-up=0")
 RULER: dict[str, Any] = {
@@ -57,35 +56,17 @@ def load(*arguments: str) -> tuple[int, str]:
 
 
 @contextmanager
-def server(answers: Mapping[str, object]) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """Its URL, and the bodies that it gets with their paths; `answers` has what is not 404."""
-    received: list[tuple[str, bytes]] = []
+def server(answers: Mapping[str, object]) -> Iterator[tuple[str, list[Asked]]]:
+    """Its URL, and the requests that it gets; `answers` has what is not 404: JSON, or a text."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str) -> Reply:
+        found = answers.get(path)
+        body = found.encode() if isinstance(found, str) else found
+        return Reply(404 if found is None else 200, body)
 
-        def do_GET(self) -> None:
-            """Answers with JSON, or with text."""
-            answer = answers.get(self.path)
-            body = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
-            self.send_response(404 if answer is None else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            """Keeps the body."""
-            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.do_GET()
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as stub:
-        stub.daemon_threads = True
-        threading.Thread(target=stub.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{stub.server_port}", received
-        stub.shutdown()
+    with stub_api() as stub:
+        stub.model, stub.usual = answer, lambda asked: answer(asked.path)
+        yield stub.url, stub.asked
 
 
 def described(model: Mapping[str, Any], inputs: object, name: str = "") -> dict[str, object]:
@@ -127,7 +108,7 @@ def test_the_request_is_the_models_own_example(
     path = "/predict/ruler" if model and path == "/predict" else path
     with server({**described(RULER, RULER_INPUTS, model or ""), path: {}}) as (url, received):
         assert Target(url, [], protocol, model=model).exactly(1, 1).statuses == {"200": 1}
-    assert [(where, json.loads(content)) for where, content in received] == [(path, body)]
+    assert [(asked.path, asked.json()) for asked in received] == [(path, body)]
 
 
 def test_binary_tensors_and_fields_over_tcp() -> None:
@@ -229,19 +210,8 @@ def test_an_address_that_is_none_is_a_wrong_argument(url: str) -> None:
 @pytest.mark.parametrize("reply", [None, b"SSH-2.0-any\r\n", b""])
 def test_a_server_that_cannot_be_read_is_one_sentence(reply: bytes | None) -> None:
     """None: nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            connection.recv(65536)
-            connection.sendall(reply or b"")
-            connection.close()
-
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        if reply is None:
-            listener.close()
-        else:
-            threading.Thread(target=answer, daemon=True).start()
+    nobody = nullcontext(f"http://127.0.0.1:{servers.free_port()}")
+    with nobody if reply is None else servers.replying(reply) as url:
         code, output = load(url)
     assert (code, output.count("\n")) == (1, 1)
     assert f"{url}/model cannot be read: " in output
@@ -266,7 +236,7 @@ def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
     for seconds in (1, 20):  # the second for a machine that hardly runs this program
         with server({"/": {}}) as (url, received):
             assert wrk.run(f"{url}/", bodies, 1, seconds).failed == 0
-        contents = [content for _, content in received]
+        contents = [asked.body for asked in received]
         if len(contents) >= 2 * count:
             break
     assert set(contents) == set(bodies)

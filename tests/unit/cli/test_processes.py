@@ -1,9 +1,7 @@
 """The signals that end the launcher, whenever they arrive, and the servers that it waits for."""
 
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -54,13 +52,5 @@ def test_signals_may_interrupt_the_wait_and_each_other() -> None:
     ],
 )
 def test_what_another_program_answers_is_nothing(reply: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(reply)
-
-        threading.Thread(target=answer, daemon=True).start()
-        assert processes.answer(f"http://127.0.0.1:{listener.getsockname()[1]}/health/ready") == {}
+    with servers.replying(reply) as url:
+        assert processes.answer(f"{url}/health/ready") == {}

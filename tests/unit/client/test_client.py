@@ -158,24 +158,6 @@ def test_vectors_and_rankings(stub: StubApi, client: Client) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        *({"embedding": [1.0]}, [], [{"embedding": [1.0]}] * 3, [{"embedding": 1}] * 2, [[1.0], [2.0]]),
-        *([{"embedding": [True]}] * 2, [{"embedding": ["1"]}] * 2),
-        [{"embedding": [1.0]}, {"embedding": [1.0, 2.0]}],
-        *({"ranking": {}}, {"ranking": [{"index": 2, "score": 1.0}]}),
-        *({"ranking": [{"index": -1, "score": 1.0}]}, {"ranking": [{"index": 0, "score": "much"}]}),
-    ],
-)
-def test_vectors_and_rankings_that_are_none(stub: StubApi, client: Client, body: object) -> None:
-    stub.usual = Reply(200, body)
-    with pytest.raises(InvalidAnswerError):
-        client.embed(["warm", "cold"])
-    with pytest.raises(InvalidAnswerError):
-        client.rerank("ice", ["warm", "cold"])
-
-
 def test_texts_and_questions(stub: StubApi, client: Client) -> None:
     assert client.classify_text("warm \u00e9", "cold", top_k=5).top[0] == Score("Soup", 0.924)
     assert client.classify_text("\ud83d").label == "Soup"  # what is no text is the service's to refuse
@@ -284,52 +266,69 @@ BEST = {"prediction": "Soup", "probability": 0.9}
 TOPS: list[Any] = [None, [], [{"label": "Rice", "probability": 0.1}], {}, [1]]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"prediction": "Soup"},
-        *({"prediction": "Soup", "probability": wrong} for wrong in (7, True, "high", None)),
-        {"prediction": 1, "probability": 0.5},
-        *({**BEST, "top": top} for top in TOPS),
-        *([], 7, None, {}),
-    ],
-)
-def test_predictions_that_are_none(stub: StubApi, client: Client, body: object) -> None:
-    stub.usual = Reply(200, body)
-    with pytest.raises(InvalidAnswerError):
-        client.predict(PHOTO, top_k=2)
+SPAN = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
+CHANGED: list[dict[str, Any]] = [
+    *({"start": -1}, {"end": 3}, {"start": True}, {"score": -0.1}, {"score": "1"}),
+    *({"answer": None}, {"top": [{}]}),
+]
+TEXTS = ["warm", "cold"]
+NO_ANSWERS: dict[str, tuple[Callable[[Client], object], list[Any]]] = {
+    "predict": (
+        lambda client: client.predict(PHOTO, top_k=2),
+        [
+            {"prediction": "Soup"},
+            *({"prediction": "Soup", "probability": wrong} for wrong in (7, True, "high", None)),
+            {"prediction": 1, "probability": 0.5},
+            *({**BEST, "top": top} for top in TOPS),
+            *([], 7, None, {}),
+        ],
+    ),
+    "answer": (
+        lambda client: client.answer("How many?", "The two.", top_k=1),
+        [{**SPAN, "top": [SPAN], **changed} for changed in CHANGED],
+    ),
+    "embed": (
+        lambda client: client.embed(TEXTS),
+        [
+            *({"embedding": [1.0]}, [], [{"embedding": [1.0]}] * 3, [[1.0], [2.0]], {"ranking": {}}),
+            *([{"embedding": wrong}] * 2 for wrong in (1, [True], ["1"])),
+            [{"embedding": [1.0]}, {"embedding": [1.0, 2.0]}],
+        ],
+    ),
+    "rerank": (
+        lambda client: client.rerank("ice", TEXTS),
+        [
+            *({"ranking": {}}, [], [{"embedding": [1.0]}] * 2),
+            *(
+                {"ranking": [{"index": index, "score": score}]}
+                for index, score in ((2, 1.0), (-1, 1.0), (0, "much"))
+            ),
+        ],
+    ),
+    "triton": (
+        lambda client: client.predict(PHOTO),
+        [
+            *([], {}, {"outputs": None}, {"outputs": [{}]}),
+            {"outputs": [{"name": "FOOD_LABEL", "data": ["Soup"]}]},
+            *(outputs(scores).body for scores in ({}, {"Soup": 1.5}, {"Soup": "high"})),
+            *(
+                {"outputs": [{"name": "FOOD_LABEL", "data": a}, {"name": "PROBABILITY", "data": b}]}
+                for a, b in ((["a", "b"], [1]), (7, 7))
+            ),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        *({"start": -1}, {"end": 3}, {"start": True}, {"score": -0.1}, {"score": "1"}),
-        *({"answer": None}, {"top": [{}]}),
-    ],
-)
-def test_answers_that_are_none(stub: StubApi, client: Client, changed: dict[str, object]) -> None:
-    best = {"answer": "two", "score": 0.75, "start": 4, "end": 7}
-    stub.answers.append(Reply(200, {**best, "top": [best], **changed}))
-    with pytest.raises(InvalidAnswerError):
-        client.answer("How many?", "The two.", top_k=1)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *([], {}, {"outputs": None}, {"outputs": [{}]}),
-        {"outputs": [{"name": "FOOD_LABEL", "data": ["Soup"]}]},
-        *(outputs(scores).body for scores in ({}, {"Soup": 1.5}, {"Soup": "high"})),
-        *(
-            {"outputs": [{"name": "FOOD_LABEL", "data": a}, {"name": "PROBABILITY", "data": b}]}
-            for a, b in ((["a", "b"], [1]), (7, 7))
-        ),
-    ],
-)
-def test_tritons_answers_that_are_none(triton_stub: StubApi, triton: Client, body: Any) -> None:
-    triton_stub.usual = Reply(200, body)
-    with pytest.raises(InvalidAnswerError):
-        triton.predict(PHOTO)
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+def test_answers_that_are_none(stub: StubApi, kind: str) -> None:
+    ask, bodies = NO_ANSWERS[kind]
+    with Client(stub.url, protocol="triton" if kind == "triton" else "native", **QUICK) as client:
+        for body in bodies:
+            stub.usual = Reply(200, body)
+            with pytest.raises(InvalidAnswerError):
+                ask(client)
+    assert len(stub.asked) == len(bodies)
 
 
 @pytest.mark.parametrize(
@@ -349,13 +348,10 @@ def test_a_503_with_retry_after_is_tried_again(
     assert (caught.value.code, caught.value.retryable) == ("overloaded", True)
     assert caught.value.retry_after_s == 0
     assert len(stub.asked) == 6
-
-
-def test_no_pause_goes_beyond_the_budget(stub: StubApi, client: Client) -> None:
     stub.answers.append(error(503, "overloaded", 9))
     with pytest.raises(ServiceUnavailableError):
-        client.predict(PHOTO, timeout_s=5)
-    assert len(stub.asked) == 1
+        client.predict(PHOTO, timeout_s=5)  # no pause goes beyond the budget
+    assert len(stub.asked) == 7
 
 
 def test_nobody_listens(stub: StubApi, client: Client) -> None:
@@ -423,18 +419,13 @@ def test_the_model(stub: StubApi, client: Client, triton_stub: StubApi, triton: 
         for each in (client, triton):
             with pytest.raises(InvalidAnswerError):
                 each.model()
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [None, 3, {}, {"model.json": "x"}, {"model.json": {"string_value": "{"}}]
-    + [{"model.json": {"string_value": text}} for text in ("[]", "[" * 100_000)],
-)
-def test_a_triton_without_a_description(triton_stub: StubApi, triton: Client, parameters: Any) -> None:
-    triton_stub.model = {**config(), "parameters": parameters, "instance_group": []}
-    model = triton.model()
-    assert (model.name, model.version, model.labels) == ("food_classifier", "", ())
-    assert model.body == {"name": "food_classifier", "backend": "python", "device": ""}
+    texts = [None, *({"string_value": text} for text in ("{", "[]", "[" * 100_000))]
+    strange: list[Any] = [None, 3, {}, {"model.json": "x"}, *({"model.json": text} for text in texts)]
+    for parameters in strange:
+        triton_stub.model = {**config(), "parameters": parameters, "instance_group": []}
+        model = triton.model()
+        assert (model.name, model.version, model.labels) == ("food_classifier", "", ())
+        assert model.body == {"name": "food_classifier", "backend": "python", "device": ""}
 
 
 def test_readiness(stub: StubApi, client: Client, triton_stub: StubApi, triton: Client) -> None:

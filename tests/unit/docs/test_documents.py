@@ -61,27 +61,6 @@ def test_a_part_without_its_place_is_an_error() -> None:
         tables.filled("", {"a": "text"})
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "scope"),
-    [
-        ("queue_size", "1 to 4096", "each model"),
-        ("max_batch_size", "1 to 512 or `auto`", "each model, own value"),
-        ("gpu_memory_fraction", "above 0 to 1", "each worker"),
-        ("max_buffered_bytes", "from 1", "each web process"),
-        ("cuda_graphs", "`true` or `false`", "service"),
-        ("long_text", "`refuse` or `truncate`", "service"),
-        ("devices", "list: from 0", "service"),
-        ("aliases", "list of pairs", "service"),
-        ("cors_origins", "list", "service"),
-        ("model_store", "folder", "service"),
-        ("api_key", "text", "service"),
-    ],
-)
-def test_what_a_setting_may_be(name: str, values: str, scope: str) -> None:
-    schema = Settings.model_json_schema()["properties"][name]
-    assert (tables.values_of(schema), tables.scope_of(name)) == (values, scope)
-
-
 def test_a_scope_names_settings() -> None:
     named = [name for names in tables.SCOPES.values() for name in names]
     assert len(named) == len(set(named) & set(Settings.model_fields))

@@ -19,7 +19,6 @@ from smallplates.models.description import (
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import KINDS, PYTHON, kind_of
 from smallplates.settings import ROOT, Settings
-from tools import tables
 
 PAGE = (ROOT / "docs" / "model-json.md").read_text().partition("## Examples")[2]
 EXAMPLES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)$.*?^```json\n(.*?)^```$", PAGE, re.M | re.S))
@@ -53,19 +52,3 @@ def test_the_examples_use_every_field() -> None:
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_every_field_has_a_meaning(kind: type[BaseModel]) -> None:
     assert [name for name, field in kind.model_fields.items() if not field.description] == []
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "integer", "exclusiveMinimum": 0, "maximum": 9}, "integer from 1 to 9"),
-        ({"type": "number", "exclusiveMinimum": 0}, "number above 0"),
-        ({"type": "number", "minimum": 0, "maximum": 1}, "number from 0 to 1"),
-        ({"anyOf": [{"type": "string"}, {"const": "auto"}, {"type": "null"}]}, 'string or `"auto"`'),
-        ({"$ref": "#/$defs/TextPipeline"}, "[object](#text)"),
-        ({"type": "array", "prefixItems": [{"type": "number"}], "maxItems": 1}, "array of 1: number"),
-        ({"type": "object", "additionalProperties": {"enum": ["a", "b"]}}, 'object: `"a"` or `"b"`'),
-    ],
-)
-def test_a_type_in_words(schema: dict[str, Any], words: str) -> None:
-    assert tables.json_type(schema) == words

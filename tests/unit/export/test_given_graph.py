@@ -4,12 +4,13 @@ served.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 from typer.testing import CliRunner
 
 from fastapi_onnx import gpu_graph
@@ -22,15 +23,46 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
+from tests.graphs import node, tensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 PIPELINE = ImagePipeline(resize=(6, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
-MEAN_OF_EACH_CHANNEL = [
-    helper.make_node("GlobalAveragePool", ["x"], ["pooled"]),
-    helper.make_node("Flatten", ["pooled"], ["y"]),
+
+
+def chain(*steps: str, end: str = "y", **attributes: Any) -> list[NodeProto]:
+    """Operators from `x` to `end`, one after the other; the first has the attributes."""
+    names = ["x", *(f"{step} of {number}" for number, step in enumerate(steps[:-1])), end]
+    firsts = [attributes, *({} for _ in steps[1:])]
+    return [
+        helper.make_node(step, [names[number]], [names[number + 1]], **firsts[number])
+        for number, step in enumerate(steps)
+    ]
+
+
+POOLED = chain("GlobalAveragePool", end="pooled")
+MEANS = chain("GlobalAveragePool", "Flatten", end="means")
+SAME = [*MEANS, node("Identity", "means", "y")]
+MEAN_OF_EACH_CHANNEL = chain("GlobalAveragePool", "Flatten")
+CHANNELS_LAST = chain("Transpose", "GlobalAveragePool", "Flatten", perm=[0, 3, 1, 2])
+OF_BYTES = chain("Cast", "GlobalAveragePool", "Flatten", to=FLOAT)
+SOFTMAX = chain("GlobalAveragePool", "Flatten", "Softmax")
+PROBABILITIES = chain("GlobalAveragePool", "Flatten", "Softmax", "Identity")
+LOG_OF_ZERO = [*MEANS, node("Sub", "means means", "zero"), node("Log", "zero", "y")]
+TWICE = [*MEANS, node("Concat", "means means", "y", axis=1)]
+CENTRED = [
+    *POOLED,
+    node("ReduceMean", "pooled", "m", axes=[0], keepdims=1),
+    node("Sub", "pooled m", "d"),
+    node("Flatten", "d", "y"),
 ]
+SCALE = tensors(scale=np.array([[1, 2, 3]], np.float32))
+
+
+def with_scale(operator: str) -> list[NodeProto]:
+    """The channels' means, and 1, 2, 3 combined with them."""
+    return [*MEANS, node(operator, "means scale", "y")]
 
 
 def graph(
@@ -50,37 +82,6 @@ def graph(
     made = helper.make_graph(nodes, "g", inputs, answers, list(weights))
     opset = helper.make_opsetid("", 13)
     return helper.make_model(made, ir_version=ir_version, opset_imports=[opset])
-
-
-def last(*nodes: NodeProto) -> list[NodeProto]:
-    """The channels' means, as `pooled`, and these after them."""
-    return [MEAN_OF_EACH_CHANNEL[0], *nodes]
-
-
-def with_scale(node: str) -> tuple[list[NodeProto], list[onnx.TensorProto]]:
-    """The channels' means, and 1, 2, 3 combined with them by `node`."""
-    scale = numpy_helper.from_array(np.array([[1, 2, 3]], np.float32), "scale")
-    means = helper.make_node("Flatten", ["pooled"], ["means"])
-    return last(means, helper.make_node(node, ["means", "scale"], ["y"])), [scale]
-
-
-CHANNELS_LAST = [
-    helper.make_node("Transpose", ["x"], ["nchw"], perm=[0, 3, 1, 2]),
-    helper.make_node("GlobalAveragePool", ["nchw"], ["pooled"]),
-    MEAN_OF_EACH_CHANNEL[1],
-]
-OF_BYTES = [
-    helper.make_node("Cast", ["x"], ["floats"], to=FLOAT),
-    helper.make_node("GlobalAveragePool", ["floats"], ["pooled"]),
-    MEAN_OF_EACH_CHANNEL[1],
-]
-LOG_OF_ZERO = [
-    helper.make_node("Sub", ["means", "means"], ["zero"]),
-    helper.make_node("Log", ["zero"], ["y"]),
-]
-SOFTMAX = helper.make_node("Softmax", ["means"], ["y"], axis=1)
-SAME = helper.make_node("Identity", ["means"], ["y"])
-MEANS = helper.make_node("Flatten", ["pooled"], ["means"])
 
 
 def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:
@@ -108,10 +109,10 @@ def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         (graph(["N", 3, 6, 8], MEAN_OF_EACH_CHANNEL, HALF), "a Cast is put in front", 1),
         (graph(["N", 6, 8, 3], CHANNELS_LAST), "a Transpose is put in front", 1),
         (graph(["N", 6, 8, 3], CHANNELS_LAST, HALF), "a Cast is put in front", 1),
-        (graph(["N", 3, 6, 8], last(MEANS, SOFTMAX)), "Softmax, is removed", 1),
-        (graph(["N", 3, 6, 8], last(MEANS, SOFTMAX), HALF), "Softmax, is removed", 1),
-        (graph(["N", 3, 6, 8], last(MEANS, SAME), outputs=("y", "means")), "y is served", 1),
-        (graph([1, 3, 6, 8], with_scale("Mul")[0], weights=with_scale("Mul")[1], ir_version=3), "", 3),
+        (graph(["N", 3, 6, 8], SOFTMAX), "Softmax, is removed", 1),
+        (graph(["N", 3, 6, 8], SOFTMAX, HALF), "Softmax, is removed", 1),
+        (graph(["N", 3, 6, 8], SAME, outputs=("y", "means")), "y is served", 1),
+        (graph([1, 3, 6, 8], with_scale("Mul"), weights=SCALE, ir_version=3), "", 3),
     ],
     ids=["open", "one", "half", "last", "half-last", "softmax", "half-softmax", "two-outputs", "old"],
 )
@@ -132,7 +133,7 @@ def test_what_others_export_is_served(
 
 
 def test_an_output_is_chosen_by_its_name(tmp_path: Path) -> None:
-    other = helper.make_node("Concat", ["y", "y"], ["features"], axis=1)
+    other = node("Concat", "y y", "features", axis=1)
     model = graph(["N", 3, 6, 8], [*MEAN_OF_EACH_CHANNEL, other], outputs=("features", "y"))
     code, said = exported(model, tmp_path)
     assert code == 1
@@ -142,23 +143,13 @@ def test_an_output_is_chosen_by_its_name(tmp_path: Path) -> None:
     assert (code, "features, y" in said) == (1, True)
 
 
-OF_ONE = numpy_helper.from_array(np.array([1, -1]), "shape")
-CENTRED = [
-    helper.make_node("ReduceMean", ["pooled"], ["m"], axes=[0], keepdims=1),
-    helper.make_node("Sub", ["pooled", "m"], ["d"]),
-    helper.make_node("Flatten", ["d"], ["y"]),
-]
-
-
 @pytest.mark.parametrize(
     "model",
     [
         graph(
-            [1, 3, 6, 8],
-            last(helper.make_node("Reshape", ["pooled", "shape"], ["y"])),
-            weights=[OF_ONE],
+            [1, 3, 6, 8], [*POOLED, node("Reshape", "pooled shape", "y")], weights=tensors(shape=[1, -1])
         ),
-        graph(["N", 3, 6, 8], last(*CENTRED)),
+        graph(["N", 3, 6, 8], CENTRED),
     ],
     ids=["one at a time", "pictures meddle with each other"],
 )
@@ -176,24 +167,11 @@ def test_a_graph_that_computes_only_single_pictures_is_said_to(
         (graph(["N", 3, 6, 8], OF_BYTES, TensorProto.UINT8), "is uint8"),
         (graph(["N", 1, 6, 8], MEAN_OF_EACH_CHANNEL), "RGB"),
         (graph(["N", 3, 8, 6], MEAN_OF_EACH_CHANNEL), "takes images of 8x6 pixels"),
-        (graph(["N", 3], [helper.make_node("Identity", ["x"], ["y"])]), "[N, 3, H, W]"),
-        (graph(["N", 3, 6, 8], with_scale("Add")[0]), "not an ONNX file that can be used"),
-        (graph(["N", 3, 6, 8], last(MEANS, *LOG_OF_ZERO)), "not finite"),
-        (
-            graph(["N", 3, 6, 8], last(MEANS, helper.make_node("Concat", ["means"] * 2, ["y"], axis=1))),
-            "3 labels",
-        ),
-        (
-            graph(
-                ["N", 3, 6, 8],
-                last(
-                    MEANS,
-                    helper.make_node("Softmax", ["means"], ["p"]),
-                    helper.make_node("Identity", ["p"], ["y"]),
-                ),
-            ),
-            "without its softmax",
-        ),
+        (graph(["N", 3], chain("Identity")), "[N, 3, H, W]"),
+        (graph(["N", 3, 6, 8], with_scale("Add")), "not an ONNX file that can be used"),
+        (graph(["N", 3, 6, 8], LOG_OF_ZERO), "not finite"),
+        (graph(["N", 3, 6, 8], TWICE), "3 labels"),
+        (graph(["N", 3, 6, 8], PROBABILITIES), "without its softmax"),
     ],
     ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities"],
 )

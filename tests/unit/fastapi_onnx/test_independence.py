@@ -16,7 +16,7 @@ from smallplates.models.tensors import NOT_COMPARED, Signature
 from smallplates.settings import Settings
 from smallplates.supervision import describe
 from tests import graphs
-from tests.graphs import model, node, value
+from tests.graphs import model, node, tensors, value
 
 
 def described(made: onnx.ModelProto, folder: Path) -> Signature:
@@ -30,9 +30,8 @@ def graph(
     **weights: object,
 ) -> onnx.ModelProto:
     """From `x` [batch, 4] to `y` of the same shape."""
-    tensors = [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()]
     axes = [batch, 4]
-    return model(nodes, [value("x", kind, axes)], [value("y", kind, axes)], tensors)
+    return model(nodes, [value("x", kind, axes)], [value("y", kind, axes)], tensors(**weights))
 
 
 def centred(batch: int | str | None, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
@@ -70,9 +69,7 @@ def test_items_that_depend_on_each_other_share_none(
 def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> None:
     made = graph([node("Add", "x places", "y")], 3, TensorProto.DOUBLE, places=[0.0, 0.0, 1.0, 0.0])
     assert described(made, tmp_path / "columns").is_batched
-    made.graph.initializer[0].CopyFrom(
-        numpy_helper.from_array(np.array([[0.0], [0.0], [1.0]]), "places")
-    )
+    made.graph.initializer[0].CopyFrom(*tensors(places=[[0.0], [0.0], [1.0]]))
     assert not described(made, tmp_path / "rows").is_batched
 
 
@@ -92,13 +89,11 @@ def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> No
 def test_an_output_of_all_items_takes_the_batch(
     tmp_path: Path, nodes: Sequence[onnx.NodeProto], axes: Sequence[int | str], batched: bool
 ) -> None:
-    weights = {"axis": [0], "first": 0, "shape": [1, -1]}
-    tensors = [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()]
     made = model(
         [*nodes, node("Abs", "x", "more")],
         [value("x", axes=["N", 4])],
         [value("y", axes=axes), value("more", axes=["N", 4])],
-        tensors,
+        tensors(axis=[0], first=0, shape=[1, -1]),
     )
     signature = described(made, tmp_path)
     assert (signature.is_batched, signature.batch_size) == (batched, 1)
@@ -152,13 +147,10 @@ def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: P
 
 
 def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
-    weights = [numpy_helper.from_array(np.array(0), "axis")]
     for kind in (TensorProto.INT64, TensorProto.FLOAT):
         shaped = [value("x", kind, ["N"])], [value("y", kind, ["N"])]
-        signature = described(
-            model([node("CumSum", "x axis", "y")], *shaped, weights), tmp_path / str(kind)
-        )
-        assert not signature.is_batched
+        made = model([node("CumSum", "x axis", "y")], *shaped, tensors(axis=0))
+        assert not described(made, tmp_path / str(kind)).is_batched
 
 
 @pytest.mark.parametrize(
@@ -188,15 +180,13 @@ def test_scales_of_the_whole_batch_are_no_dependence(tmp_path: Path) -> None:
 
 
 def test_the_lengths_are_tried_until_one_fits(tmp_path: Path) -> None:
-    shape = numpy_helper.from_array(np.array([-1, 64]), "shape")
-    axis = numpy_helper.from_array(np.array([0]), "axis")
     made = model(
         [node("Reshape", "x shape", "parts"), node("ReduceMax", "parts axis", "most", keepdims=1),
          node("Sub", "parts most", "differences"), node("Shape", "x", "size"),
          node("Reshape", "differences size", "y")],
         [value("x", axes=["N", "n"])],
         [value("y", axes=["N", "n"])],
-        [shape, axis],
+        tensors(shape=[-1, 64], axis=[0]),
     )  # fmt: skip
     assert not described(made, tmp_path).is_batched
 
@@ -235,7 +225,7 @@ def test_steps_of_a_sequence_share_no_batch_wherever_its_axis_is(
         [node("CumSum", "x axis", "y")],
         [value("x", axes=shaped)],
         [value("y", axes=shaped)],
-        [numpy_helper.from_array(np.array(axis), "axis")],
+        tensors(axis=axis),
     )
     signature = described(made, tmp_path)
     assert signature.is_batched == batched
@@ -244,12 +234,11 @@ def test_steps_of_a_sequence_share_no_batch_wherever_its_axis_is(
 
 
 def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tmp_path: Path) -> None:
-    weights = {"first": [0], "shape": [-1, 2]}
     made = model(
         [node("ReduceMean", "x first", "mean", keepdims=0), node("Reshape", "mean shape", "y")],
         [value("x", axes=["T", "B", 2])],
         [value("y", axes=["rows", 2])],  # the runtime cannot infer that these are B
-        [numpy_helper.from_array(np.array(data), name) for name, data in weights.items()],
+        tensors(first=[0], shape=[-1, 2]),
     )
     with pytest.raises(ConfigurationError, match="output y along rows depends on the data"):
         described(made, tmp_path / "open")

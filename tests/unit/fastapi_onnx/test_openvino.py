@@ -120,16 +120,12 @@ def test_an_index_that_its_table_lacks_fails_as_in_onnx_runtime(tmp_path: Path, 
 def test_indices_and_lengths_that_it_does_not_check_are_left_to_onnx_runtime(
     nodes: Sequence[onnx.NodeProto], operation: str
 ) -> None:
-    weights = [np.ones((4, 1), np.float32), np.array(1)]
     kind = TensorProto.FLOAT if "table" in str(nodes) or "x" in nodes[-1].input else TensorProto.INT64
     made = graphs.model(
         nodes,
         [graphs.value("i", TensorProto.INT64, ["N", 1]), graphs.value("x", axes=["N", 1])],
         [graphs.value("y", kind, None)],
-        [
-            onnx.numpy_helper.from_array(array, name)
-            for array, name in zip(weights, ("table", "one"), strict=True)
-        ],
+        graphs.tensors(table=np.ones((4, 1), np.float32), one=1),
     )
     core = openvino_session.import_openvino().Core()
     with pytest.raises(ValueError, match=f"does not check what {operation} is given, .* on i$"):
@@ -144,7 +140,7 @@ def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
         [graphs.node("GatherND", "table i", "y")],
         [graphs.value("i", TensorProto.INT64, ["N", 1])],
         [graphs.value("y", axes=["N", 2])],
-        [onnx.numpy_helper.from_array(np.ones((4, 2), np.float32), "table")],
+        graphs.tensors(table=np.ones((4, 2), np.float32)),
     )
     model = Model.read(graphs.saved(made, tmp_path))
     with pytest.raises(ConfigurationError, match="what GatherND is given"):
@@ -170,21 +166,21 @@ def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> 
         nodes,
         [graphs.value("i", TensorProto.INT64, ["N", "n"])],
         [graphs.value("y", axes=["k", 3])],
-        [
-            onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "table"),
-            onnx.numpy_helper.from_array(np.array(1), "one"),
-        ],
+        graphs.tensors(table=np.ones((4, 3), np.float32), one=1),
     )
     core = openvino_session.import_openvino().Core()
     assert openvino_session.index_limits(core.read_model(made.SerializeToString())) == {"i": 4}
 
 
+def doubled(kind: int) -> onnx.ModelProto:
+    """Adds `x` [N, 3] to itself."""
+    axes: graphs.Axes = ["N", 3]
+    inputs, outputs = [graphs.value("x", kind, axes)], [graphs.value("y", kind, axes)]
+    return graphs.model([graphs.node("Add", "x x", "y")], inputs, outputs)
+
+
 def test_a_graph_in_float64_stays_with_onnx_runtime_unless_openvino_is_set(tmp_path: Path) -> None:
-    made = graphs.model(
-        [graphs.node("Add", "x x", "y")],
-        [graphs.value("x", TensorProto.DOUBLE, ["N", 3])],
-        [graphs.value("y", TensorProto.DOUBLE, ["N", 3])],
-    )
+    made = doubled(TensorProto.DOUBLE)
     model = Model.read(graphs.saved(made, tmp_path))
     backend, info = loaded(model, cpu_runtime="auto", precision="auto")
     assert info.backend.startswith("onnxruntime")
@@ -285,7 +281,7 @@ def open_picture(folder: Path, **limits: int) -> Model:
         ],
         [graphs.value("x", axes=["N", 3, "H", "W"])],
         [graphs.value("y", axes=["N", 8])],
-        [onnx.numpy_helper.from_array(weights, "w")],
+        graphs.tensors(w=weights),
     )
     description = {"name": "open", "version": "1", "task": "tensor", "limits": limits}
     (folder / "model.json").write_text(json.dumps(description))
@@ -339,7 +335,7 @@ def test_a_graph_of_unknown_meaning_is_not_computed_less_exactly(tmp_path: Path)
         [graphs.node("MatMul", "x w", "y"), graphs.node("MatMul", "y w", "z")],
         [graphs.value("x", axes=["N", 512])],
         [graphs.value("z", axes=["N", 512])],
-        [onnx.numpy_helper.from_array(weights, "w")],
+        graphs.tensors(w=weights),
     )
     model = Model.read(graphs.saved(made, tmp_path))
     candidates = network.cpu_candidates(model, Settings(), "")
@@ -383,12 +379,7 @@ def test_bf16_is_refused_where_the_processor_has_none(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.UINT8])
 def test_number_types_are_kept(tmp_path: Path, kind: int) -> None:
-    made = graphs.model(
-        [graphs.node("Add", "x x", "y")],
-        [graphs.value("x", kind, ["N", 3])],
-        [graphs.value("y", kind, ["N", 3])],
-    )
     numbers: NDArray[Any] = np.array([[1, 2, 3]], onnx.helper.tensor_dtype_to_np_dtype(kind))
-    (found,) = computed(made, tmp_path, OPENVINO, numbers)
+    (found,) = computed(doubled(kind), tmp_path, OPENVINO, numbers)
     assert found.dtype == numbers.dtype
     assert np.array_equal(found, numbers + numbers)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.signature import graph_signature
@@ -19,7 +19,7 @@ from smallplates.settings import Settings
 from smallplates.supervision import describe
 from smallplates.supervision.planner import planner
 from tests import graphs
-from tests.graphs import Axes, model, node, value
+from tests.graphs import Axes, model, node, tensors, value
 
 BACKEND = "fastapi_onnx.backend:OnnxBackend"
 DESCRIBED: dict[str, Any] = {"name": "made", "version": "1", "task": TENSOR}
@@ -46,27 +46,10 @@ def test_inputs_and_outputs_are_those_of_the_graph(tmp_path: Path) -> None:
 
 
 def test_weights_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
-    weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
     inputs = [value("x", axes=["N", 2]), value("w", axes=[2])]
-    made = model([node("Add", "x w", "y")], inputs, [value("y", axes=["N", 2])], [weights])
+    weights = tensors(w=np.ones(2, np.float32))
+    made = model([node("Add", "x w", "y")], inputs, [value("y", axes=["N", 2])], weights)
     assert [spec.name for spec in signature(made, tmp_path).inputs] == ["x"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (TensorProto.BOOL, "bool"),
-        (TensorProto.UINT8, "uint8"),
-        (TensorProto.INT8, "int8"),
-        (TensorProto.INT32, "int32"),
-        (TensorProto.INT64, "int64"),
-        (TensorProto.FLOAT16, "float16"),
-        (TensorProto.DOUBLE, "float64"),
-    ],
-)
-def test_types(tmp_path: Path, kind: int, expected: str) -> None:
-    actual = signature(identity(["N", 2], ["N", 2], kind), tmp_path)
-    assert (actual.inputs[0].dtype, actual.outputs[0].dtype) == (expected, expected)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +126,8 @@ def test_outputs_without_a_batch_axis_are_computed_for_one_item(
 
 
 def first(asked: Axes, answered: Axes, axis: int, keepdims: int = 0) -> onnx.ModelProto:
-    weights = [numpy_helper.from_array(np.array([0] if keepdims else 0), "index")]
     nodes = [node("Gather", "x index", "y", axis=axis)]
+    weights = tensors(index=[0] if keepdims else 0)
     return model(nodes, [value("x", axes=asked)], [value("y", axes=answered)], weights)
 
 
@@ -246,12 +229,6 @@ def sequence() -> onnx.ModelProto:
     return made
 
 
-def test_a_refusal_names_zipmap_only_if_there_are_maps(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError) as refusal:
-        signature(sequence(), tmp_path)
-    assert "zipmap=" not in str(refusal.value)
-
-
 @pytest.mark.parametrize(("axis", "alone"), [(None, False), ("batch", False), (1, True)])
 def test_trees_answer_with_the_probability_of_each_class(
     tmp_path: Path, axis: int | str | None, alone: bool
@@ -278,7 +255,7 @@ def test_trees_answer_with_the_probability_of_each_class(
         (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING"),
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
-        (sequence(), "y is not a tensor, but has the type sequence"),
+        (sequence(), "y is not a tensor, but has the type sequence(?!.*zipmap)"),
         (model([], [], []), "no input"),
         (
             model([node("Magic", "x", "y")], [value("x")], [value("y", axes=None)]),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from smallplates.errors import ConfigurationError
-from smallplates.models.description import ImagePipeline
 from smallplates.models.folder import Model, configured_models
 from smallplates.settings import Settings
 from smallplates.system import cpus
@@ -32,31 +31,16 @@ def write(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def test_a_model_is_described(tmp_path: Path) -> None:
-    model = Model.read(write(tmp_path))
-    assert model.labels == ["a", "b"]
-    assert model.description.pipeline.output_size == (224, 224)
-
-
-def test_the_model_may_be_named_by_its_digest(tmp_path: Path) -> None:
-    digest = hashlib.sha256((write(tmp_path) / "model.json").read_bytes()).hexdigest()
-    settings = Settings(model_dir=tmp_path, model_sha256=[digest])
-    (model,) = configured_models(settings).values()
-    assert model.labels == ["a", "b"]
-    write(tmp_path, labels=["c", "d"])
-    other = hashlib.sha256((tmp_path / "model.json").read_bytes()).hexdigest()
-    with pytest.raises(ConfigurationError, match=f"SERVING_MODEL_SHA256 does not list tiny={other}"):
-        configured_models(settings)
-    (model,) = configured_models(Settings(model_dir=tmp_path)).values()
-    assert model.labels == ["c", "d"]
-
-
 def digest_of(folder: Path) -> str:
     return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
 
 
-def test_each_of_several_models_has_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_may_be_named_by_their_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = folders(tmp_path, "one", "two")
+    alone = Settings(model_dir=one, model_sha256=[digest_of(one)])
+    (model,) = configured_models(alone).values()
+    assert model.labels == ["a", "b"]
+    assert model.description.pipeline.output_size == (224, 224)
     places = [str(one), f"second={two}"]
     listed = {"one": digest_of(one), "second": digest_of(two)}
     monkeypatch.setenv("SERVING_MODEL_SHA256", ", ".join(f"{k}={v}" for k, v in listed.items()))
@@ -67,19 +51,21 @@ def test_each_of_several_models_has_a_digest(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("SERVING_MODEL_SHA256", wrong)
         with pytest.raises(ConfigurationError, match=f"does not list second={digest_of(two)}"):
             configured_models(Settings(models=places))
+    write(one, name="one", labels=["c", "d"])
+    with pytest.raises(ConfigurationError, match=f"does not list one={digest_of(one)}"):
+        configured_models(alone)
 
 
 def test_a_version_is_checked_by_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     write(write(tmp_path) / "2", version="2")
-    of_both = [f"tiny={digest_of(tmp_path)}", f"tiny={digest_of(tmp_path / '2')}"]
-    for version, own, other in (("1", *of_both), ("2", *reversed(of_both))):
+    digests = {"1": f"tiny={digest_of(tmp_path)}", "2": f"tiny={digest_of(tmp_path / '2')}"}
+    for version, other in (("1", "2"), ("2", "1")):
         model = Model.read(tmp_path, version)
-        model.check_digest([own])
-        model.check_digest(of_both)
-        model.check_digest(None)
-        with pytest.raises(ConfigurationError, match=f"does not list {own}"):
-            model.check_digest([other])
+        for right in ([digests[version]], list(digests.values()), None):
+            model.check_digest(right)
+        with pytest.raises(ConfigurationError, match=f"does not list {digests[version]}"):
+            model.check_digest([digests[other]])
 
 
 def test_a_model_without_a_model_json_has_no_digest(tmp_path: Path) -> None:
@@ -108,19 +94,10 @@ def folders(parent: Path, *names: str, **changes: object) -> list[Path]:
     return made
 
 
-def test_several_models_have_their_own_names_or_those_they_are_given(tmp_path: Path) -> None:
-    one, two = folders(tmp_path, "one", "two")
-    models = configured_models(Settings(models=[str(one), f"first={one}", str(two)]))
-    assert [(name, model.description.name) for name, model in models.items()] == [
-        ("one", "one"),
-        ("first", "first"),
-        ("two", "two"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("places", "words"),
     [
+        (["{0}", "first={0}", "{1}"], None),
         (["{0}", "{0}"], "two models are named one: .*one and .*one; write NAME=FOLDER"),
         (["{0}", "one={1}"], "two models are named one: .*one and one=.*two"),
         (["{0}", "a b={1}"], "'a b' cannot be a model's name"),
@@ -128,12 +105,14 @@ def test_several_models_have_their_own_names_or_those_they_are_given(tmp_path: P
         (["{0}", "x={0}/missing"], "no model in .*missing"),
     ],
 )
-def test_models_that_cannot_be_told_apart_or_read_are_refused(
-    tmp_path: Path, places: list[str], words: str
+def test_models_have_their_own_names_or_those_that_they_are_given(
+    tmp_path: Path, places: list[str], words: str | None
 ) -> None:
-    made = folders(tmp_path, "one", "two")
-    with pytest.raises(ConfigurationError, match=words):
-        configured_models(Settings(models=[place.format(*made) for place in places]))
+    one, two = folders(tmp_path, "one", "two")
+    settings = Settings(models=[place.format(one, two) for place in places])
+    with pytest.raises(ConfigurationError, match=words) if words else nullcontext():
+        named = [(name, model.description.name) for name, model in configured_models(settings).items()]
+        assert named == [("one", "one"), ("first", "first"), ("two", "two")]
 
 
 def test_two_models_of_one_alias_are_refused(tmp_path: Path) -> None:
@@ -249,18 +228,6 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
         model.file("model.onnx")
     with pytest.raises(ConfigurationError, match=r"has no 1/model\.safetensors for this backend"):
         model.file("model.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "expected"),
-    [
-        (ImagePipeline(resize=64, center_crop=64, enlarge=(224, 200), **STATISTICS), (224, 200)),
-        (ImagePipeline(resize=256, center_crop=224, **STATISTICS), (224, 224)),
-        (ImagePipeline(resize=(10, 20), **STATISTICS), (10, 20)),
-    ],
-)
-def test_the_size_that_comes_out(pipeline: ImagePipeline, expected: tuple[int, int]) -> None:
-    assert pipeline.output_size == expected
 
 
 @pytest.mark.parametrize(

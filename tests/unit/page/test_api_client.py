@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from flask_app.api_client import Answer, ApiClient, Visit
 from flask_app.errors import ApiAnswerError, ApiError
 from flask_app.settings import Settings
-from tests.browser.stub_api import SURE, TIMES, Reply, StubApi, error, until
+from tests.browser.stub_api import Reply, StubApi, error, until
 from tests.triton_answers import failure
 
 PHOTO = b"\xff\xd8 a photo"
@@ -29,15 +29,6 @@ def client(stub: StubApi) -> Iterator[ApiClient]:
 
 def predict(client: ApiClient, visit: Visit = VISIT) -> Answer:
     return client.predict(PHOTO, visit, 5)
-
-
-def test_the_photo_goes_as_base64_json(stub: StubApi, client: ApiClient) -> None:
-    answer = predict(client)
-    assert [candidate["label"] for candidate in answer.body["top"]] == list(SURE)
-    assert answer.headers == {"Server-Timing": TIMES, "X-Request-ID": "id-1"}
-    (asked,) = stub.asked
-    assert (asked.path, asked.photo) == ("/predict?top_k=5", PHOTO)
-    assert asked.headers["Authorization"] == "Bearer k-1"
 
 
 @pytest.mark.parametrize("seconds", [[0, 7], [60]])

@@ -86,31 +86,6 @@ def test_a_view_for_every_model(stub: StubApi, client: FlaskClient, model: dict[
     assert stub.asked[-1].body.keys() == (model["example"] or {"inputs": 0}).keys()
 
 
-def sentence(client: FlaskClient, **texts: str) -> tuple[str, bool]:
-    """What the page says to these texts, and whether it is sure."""
-    page = client.post("/ask", data=texts).get_json()["page"]
-    return page["sentence"], page["sure"]
-
-
-def test_a_task_that_the_page_does_not_know_gets_a_form(stub: StubApi, client: FlaskClient) -> None:
-    serve(stub, SENTIMENT)
-    stub.model = {**SENTIMENT, "task": "token-count", "labels": [], "limits": {}}
-    stub.usual = Reply(200, {"tokens": 3, "words": ["a", "b"]})
-    assert client.get("/status").get_json()["model"]["view"] == "form"
-    assert 'name="text"' in client.get("/").text
-    assert sentence(client, text="a b c") == ("Tokens: 3", True)
-    assert (stub.asked[0].path, stub.asked[0].body) == ("/predict", {"text": "a b c"})
-
-
-def test_a_text_that_was_cut(stub: StubApi, client: FlaskClient) -> None:
-    serve(stub, SENTIMENT)
-    body = {"prediction": "Positive", "probability": 0.9}
-    stub.usual = Reply(200, body, {"X-Input-Truncated": "true"})
-    answer = client.post("/ask", data={"text": "a wonderful day"})
-    assert answer.get_json()["page"]["note"].startswith("The text was too long.")
-    assert answer.headers["X-Input-Truncated"] == "true"
-
-
 def test_lines_without_script(stub: StubApi, client: FlaskClient) -> None:
     serve(stub, SENTIMENT)
     stub.answers.extend([error(413, "text_too_long")])
@@ -129,23 +104,9 @@ def test_too_few_and_too_many_lines(
 ) -> None:
     serve(stub, model)
     assert client.post("/", data={"text": text}).status_code == 400
+    if model is MEANINGS:  # lines of the others are asked one by one
+        assert client.post("/ask", data={"text": text}).status_code == 400
     assert not stub.asked
-
-
-def test_classes_that_do_not_exclude_each_other(stub: StubApi, client: FlaskClient) -> None:
-    serve(stub, {**SENTIMENT, "text": {"activation": "sigmoid"}})
-    top = [{"label": name, "probability": p} for name, p in (("a", 0.9), ("b", 0.6), ("c", 0.1))]
-    stub.usual = Reply(200, {"prediction": "a", "probability": 0.9, "top": top})
-    assert sentence(client, text="x") == ("a 90 %, b 60 %", True)
-    stub.usual = Reply(200, {"prediction": "c", "probability": 0.1, "top": top[2:]})
-    assert sentence(client, text="x") == ("None of these; closest: c 10 %", True)
-    assert "classes, of which none, one or several may fit:" in client.get("/").text
-
-
-def test_scores_that_are_sums(stub: StubApi, client: FlaskClient) -> None:
-    serve(stub, READER)
-    stub.usual = Reply(200, {"answer": "Ann", "score": 1.25, "start": 12, "end": 15})
-    assert sentence(client, **FILLED["reader"]) == ("Ann, 100 %", True)
 
 
 def test_the_similarity_of_texts(stub: StubApi, client: FlaskClient) -> None:
@@ -222,48 +183,81 @@ def test_entities_are_marked(stub: StubApi, client: FlaskClient) -> None:
     assert page["page"]["sentence"] == "No entities found"
 
 
-def test_entities_that_overlap_and_unknown_labels() -> None:
+def test_spans_that_overlap() -> None:
     """Several tokens may be one character, and a label may be any text."""
     spans = [("a-b", 3, 5), ("<i>", 4, 8), ("a-b", 3, 5), ("", 9, 9)]
     entities = [{"entity": name, "score": 1, "start": start, "end": end} for name, start, end in spans]
     cut = marked("0123456789", entities, ["a-b"])
-    assert [(piece.text, piece.label) for piece in cut] == [
-        *(("012", ""), ("34", "a-b"), ("567", "<i>"), ("89", "")),
+    parts = [(piece.text, piece.label, piece.kind) for piece in cut]
+    assert parts == [
+        *(("012", "", ""), ("34", "a-b", "tint-0"), ("567", "<i>", "tint-1"), ("89", "", "")),
     ]
-    assert [piece.kind for piece in cut if piece.kind] == ["tint-0", "tint-1"]
+    candidates = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
+    found = [(piece.text, piece.kind) for piece in pieces("0123456789", candidates)]
+    assert found == [("01", ""), ("23", "other"), ("456", "best"), ("78", "other"), ("9", "")]
+
+
+SIGMOID = {**SENTIMENT, "text": {"activation": "sigmoid"}}
+COUNT = {**SENTIMENT, "task": "token-count", "labels": [], "limits": {}}
+TOP = [{"label": name, "probability": p} for name, p in (("a", 0.9), ("b", 0.6), ("c", 0.1))]
+SEVERAL = {"candidate_labels": "ask, praise", "multi_label": "yes"}
 
 
 @pytest.mark.parametrize(
-    ("labels", "multi_label", "said"),
+    ("model", "body", "typed", "said"),
     [
-        ("ask, praise", "", ("ask, 67 %", True)),
-        ("ask, praise", "yes", ("ask 100 %, praise 50 %", True)),
-        ("praise", "", ("praise 100 %", True)),
-        ("a\n\n bb ,ccc", "", ("a, 57 %", True)),
+        (SIGMOID, {"prediction": "a", "probability": 0.9, "top": TOP}, {}, ("a 90 %, b 60 %", True)),
+        (
+            SIGMOID,
+            {"prediction": "c", "probability": 0.1, "top": TOP[2:]},
+            *({}, ("None of these; closest: c 10 %", True)),
+        ),
+        (READER, {"answer": "Ann", "score": 1.25, "start": 12, "end": 15}, {}, ("Ann, 100 %", True)),
+        (
+            READER,
+            {"answer": "Ann", "score": 0.31, "start": 12, "end": 15},
+            *({}, ("Not sure: Ann 31 %", False)),
+        ),
+        (COUNT, {"tokens": 3, "words": ["a", "b"]}, {}, ("Tokens: 3", True)),
+        (INTENTS, None, {"candidate_labels": "ask, praise"}, ("ask, 67 %", True)),
+        (INTENTS, None, SEVERAL, ("ask 100 %, praise 50 %", True)),
+        (INTENTS, None, {"candidate_labels": "praise"}, ("praise 100 %", True)),
+        (INTENTS, None, {"candidate_labels": "a\n\n bb ,ccc"}, ("a, 57 %", True)),
+        (
+            INTENTS,
+            {"labels": ["a", "b"], "scores": [0.4, 0.3]},
+            *({"candidate_labels": "a, b"}, ("Not sure: a 40 %, b 30 %", False)),
+        ),
     ],
 )
-def test_labels_of_the_request(
-    stub: StubApi, client: FlaskClient, labels: str, multi_label: str, said: tuple[str, bool]
+def test_what_an_answer_says(
+    stub: StubApi,
+    client: FlaskClient,
+    model: dict[str, Any],
+    body: object,
+    typed: dict[str, str],
+    said: tuple[str, bool],
 ) -> None:
-    serve(stub, INTENTS)
-    assert sentence(client, text="x", candidate_labels=labels, multi_label=multi_label) == said
+    serve(stub, {**model, "task": SENTIMENT["task"] if model is COUNT else model["task"]})
+    stub.model = model
+    if body:
+        stub.usual = Reply(200, body, {"X-Input-Truncated": "true"})
+    answer = client.post("/ask", data=FILLED[model["name"]] | typed)
+    page = answer.get_json()["page"]
+    assert (page["sentence"], page["sure"]) == said
+    if model is SIGMOID:
+        assert "The text was too long." in page["note"]
+    assert answer.headers.get("X-Input-Truncated") == ("true" if body else None)
+    text = client.get("/").text
+    assert ("classes, of which none, one or several may fit:" in text) == (model is SIGMOID)
+    assert ('data-view="form"' in text) == (model is COUNT)
 
 
 def test_labels_are_needed(stub: StubApi, client: FlaskClient) -> None:
     serve(stub, INTENTS)
     answer = client.post("/ask", data={"text": "x", "candidate_labels": " ,\n"})
-    assert (answer.status_code, answer.get_json()["page"]["advice"]) == (
-        400,
-        "Labels: fill in this field.",
-    )
-    stub.usual = Reply(200, {"labels": ["a", "b"], "scores": [0.4, 0.3]})
-    assert sentence(client, text="x", candidate_labels="a, b") == ("Not sure: a 40 %, b 30 %", False)
-
-
-def test_candidates_that_overlap() -> None:
-    spans = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
-    cut = [(piece.text, piece.kind) for piece in pieces("0123456789", spans)]
-    assert cut == [("01", ""), ("23", "other"), ("456", "best"), ("78", "other"), ("9", "")]
+    advice = answer.get_json()["page"]["advice"]
+    assert (answer.status_code, advice) == (400, "Labels: fill in this field.")
 
 
 @pytest.mark.parametrize(
@@ -336,33 +330,6 @@ def test_strange_metadata_is_survived(stub: StubApi, client: FlaskClient, metada
     serve(stub, GRAPH)
     stub.metadata = metadata
     assert client.get("/").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("reply", "title", "advice"),
-    [
-        (error(413, "text_too_long"), "This text is too long.", "Stub says text_too_long."),
-        (error(400, "never_heard_of"), "The request was not accepted.", "Stub says never_heard_of."),
-        (error(503, "overloaded", 4), "The model is busy.", "Try again in a moment."),
-        (error(500, "internal_error"), "Something went wrong on the server.", "If this continues"),
-        (Reply(400, {"error": "of v2"}), "The request doesn't match the model's input", "Of v2."),
-        (Reply(200, b"<html>"), "The model returned an invalid response.", "Try again. If this"),
-    ],
-)
-def test_errors_are_said_in_words_and_nothing_typed_is_lost(
-    stub: StubApi, client: FlaskClient, reply: Reply, title: str, advice: str
-) -> None:
-    serve(stub, READER)
-    stub.usual = reply
-    answer = client.post("/ask", data=FILLED["reader"])
-    said = answer.get_json()["page"]
-    assert said["title"].startswith(title)
-    assert said["advice"].startswith(advice)
-    assert answer.headers.get("Retry-After") == reply.headers.get("Retry-After")
-    page = client.post("/", data=FILLED["reader"])
-    assert page.status_code == answer.status_code
-    assert f"<strong>{title}" in unescape(page.text)
-    assert all(text in page.text for text in FILLED["reader"].values())
 
 
 def test_a_large_text_is_left_to_the_service(stub: StubApi, client: FlaskClient) -> None:

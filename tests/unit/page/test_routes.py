@@ -5,14 +5,18 @@ What visitors see, and forms without script, are in tests/browser.
 
 import base64
 import io
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
+from flask_app import words
 from flask_app.samples import SAMPLES
 from tests.browser.page_app import JPEG, PHOTO, form
-from tests.browser.stub_api import LABELS, SURE, TIMES, Reply, StubApi, error, ok
+from tests.browser.stub_api import LABELS, MODEL, SURE, TIMES, Reply, StubApi, error, ok
+from tests.browser.stub_models import READER, serve
 
 
 def test_the_page_and_its_headers(client: FlaskClient) -> None:
@@ -59,16 +63,21 @@ def test_thresholds_come_from_the_model_and_a_strange_one_is_survived(
     page = client.post("/classify", data=PHOTO, headers=JPEG).get_json()["page"]
     is_sure = bool(model) and model != {"thresholds": 3, "labels": 4, "image": []}
     assert page["sentence"] == ("Soup, 41 %" if is_sure else "Not sure: Soup 41 %, Rice 27 %")
+    assert ("outside these classes" in page["note"]) is not is_sure
     assert client.get("/").status_code == 200
 
 
+@pytest.mark.parametrize("model", [MODEL, READER], ids=lambda model: model["name"])
 @pytest.mark.parametrize(
     ("reply", "status", "code"),
     [
         (error(400, "invalid_image"), 400, "invalid_image"),
         (error(401, "unauthorized"), 401, "unauthorized"),
+        (error(413, "text_too_long"), 413, "text_too_long"),
+        (error(500, "internal_error"), 500, "internal_error"),
         (error(503, "overloaded", 4), 503, "overloaded"),
         (error(418, "never_heard_of"), 418, "never_heard_of"),
+        (Reply(400, {"error": "of v2"}), 400, "invalid_request"),
         (Reply(200, b"<html>"), 502, "api_garbage"),
         (Reply(200, {"prediction": "Soup", "probability": 0.9}), 502, "api_garbage"),
         (Reply(404, b"<html>"), 502, "api_garbage"),
@@ -76,25 +85,38 @@ def test_thresholds_come_from_the_model_and_a_strange_one_is_survived(
         (None, 502, "api_unreachable"),
     ],
 )
-def test_errors_of_the_api(
-    stub: StubApi, client: FlaskClient, reply: Reply | None, status: int, code: str
+def test_errors_are_said_in_words_and_nothing_is_lost(
+    stub: StubApi,
+    client: FlaskClient,
+    model: dict[str, Any],
+    reply: Reply | None,
+    status: int,
+    code: str,
 ) -> None:
+    serve(stub, model)
     if reply is None:
         assert client.get("/").status_code == 200  # knows the model
         stub.down()
     else:
         stub.usual = reply
-    answer = client.post("/classify", data=PHOTO, headers=JPEG)
+    if model is MODEL:
+        answer = client.post("/classify", data=PHOTO, headers=JPEG)
+        page = client.post("/", data=form((PHOTO, "my egg.jpg")))
+        kept = ['src="data:image/jpeg;base64,']
+    else:
+        typed = {"question": "Who?", "context": "The cook is Ann Lee."}
+        answer, page = (client.post(path, data=typed) for path in ("/ask", "/"))
+        kept = list(typed.values())
     body = answer.get_json()
     assert (answer.status_code, body["code"]) == (status, code)
-    assert body["page"]["title"]
+    title = words.error(code, status).title
+    assert body["page"]["title"] == title
     assert body["page"]["advice"]
     assert answer.headers.get("Retry-After") == (reply and reply.headers.get("Retry-After"))
     assert answer.headers["Cache-Control"] == "no-store"
-    page = client.post("/", data=form((PHOTO, "my egg.jpg")))
     assert page.status_code == status
-    assert body["page"]["title"] in page.text.replace("&#39;", "'")
-    assert 'src="data:image/jpeg;base64,' in page.text
+    assert title in unescape(page.text)
+    assert all(text in page.text for text in kept)
     assert client.get("/test").status_code == status
 
 

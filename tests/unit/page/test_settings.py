@@ -30,27 +30,21 @@ def test_secrets_are_new_and_not_printed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Settings(api_url="http://api:8000/base/").api_url == "http://api:8000/base"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("UI_API_URL", "ftp://api"),
-        ("UI_API_URL", "api:8000"),
-        ("UI_API_URL", "http://api/?x=1"),
-        ("UI_API_URL", "http://user:password@api"),
-        ("UI_API_URL", "http://[::1"),
-        ("UI_API_URL", "http://api:70000"),
-        ("UI_API_KEY", "sesame\r"),
-        ("UI_REQUEST_TIMEOUT_S", "inf"),
-        ("UI_PORT", "70000"),
-        ("UI_PORT", "web"),
-        ("UI_MAX_UPLOAD_MB", "0"),
-        ("UI_REQUEST_TIMEOUT_S", "-1"),
-        ("UI_THREADS", "1"),
-        ("UI_SECRET_KEY", "short"),
-        ("UI_FEEDBACK_KEEP_PHOTOS", "perhaps"),
-    ],
-)
+HOSTS = ["ftp://api", "api:8000", "http://api/?x=1", "http://user:password@api", "http://[::1"]
+WRONG = {
+    "API_URL": [*HOSTS, "http://api:70000"],
+    "API_KEY": ["sesame\r"],
+    "REQUEST_TIMEOUT_S": ["inf", "-1"],
+    "PORT": ["70000", "web"],
+    "MAX_UPLOAD_MB": ["0"],
+    "THREADS": ["1"],
+    "SECRET_KEY": ["short"],
+    "FEEDBACK_KEEP_PHOTOS": ["perhaps"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
 def test_wrong_values_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValidationError, match=name.removeprefix("UI_").lower()):
+    monkeypatch.setenv(f"UI_{name}", value)
+    with pytest.raises(ValidationError, match=name.lower()):
         Settings()

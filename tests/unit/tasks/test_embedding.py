@@ -10,16 +10,12 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError, InvalidRequestError, RequestError, TextTooLongError
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array
-from smallplates.settings import Settings
-from smallplates.supervision.planner import task_of
-from smallplates.tasks.base import Candidate, Fields, Prepared
-from smallplates.tasks.embedding import Embedding
-from smallplates.tasks.text import CHARACTERS_PER_TOKEN, TOKENS
+from smallplates.tasks.base import Prepared
+from smallplates.tasks.text import CHARACTERS_PER_TOKEN
 from tests import exports, graphs
+from tests.served_task import answers, loaded
 
 WORD_PIECE = exports.word_piece()
 STATES = exports.states(WORD_PIECE)
@@ -35,34 +31,6 @@ def saved(folder: Path, *steps: tuple[str, dict[str, Any]], **changes: Any) -> P
     return exports.modules(made, *steps) if steps else made
 
 
-def loaded(folder: Path, **settings: Any) -> Embedding:
-    model = Model.read(folder)
-    signatures = Embedding.plan(model, Settings(), graphs.compared(model))
-    task = task_of(model, Settings.model_validate(settings), {}, signatures)
-    assert isinstance(task, Embedding)
-    return task
-
-
-def answers(folder: Path, requests: Sequence[Fields]) -> list[Candidate]:
-    """The answers to requests that are computed in one batch, padded as the signature says."""
-    model, task = Model.read(folder), loaded(folder)
-    signature = Embedding.plan(model, Settings(), graphs.compared(model))[TOKENS]
-    assert signature.pads
-    backend = OnnxBackend()
-    backend.load(model, Settings(device="cpu"))
-    prepared = [task.preprocess(fields) for fields in requests]
-    items = [request.items[0] for request in prepared]
-    longest = max(item[0].size for item in items)
-    batch: list[Array] = [
-        np.stack([np.pad(a, (0, longest - a.size), constant_values=spec.padding) for a in column])
-        for spec, column in zip(signature.inputs, zip(*items, strict=True), strict=True)
-    ]
-    (vectors,) = backend.infer(signature, batch)
-    return [
-        task.postprocess(request, [[row]], 1)[0] for request, row in zip(prepared, vectors, strict=True)
-    ]
-
-
 def states_of(text: str) -> NDArray[np.float32]:
     """The tokens' states of a text, [tokens, 4]."""
     ids = WORD_PIECE.encode(text).ids
@@ -70,8 +38,8 @@ def states_of(text: str) -> NDArray[np.float32]:
 
 
 def vectors_of(folder: Path, texts: Sequence[str], **fields: Any) -> NDArray[np.float32]:
-    candidates = answers(folder, [{"text": text, **fields} for text in texts])
-    return np.array([candidate["embedding"] for candidate in candidates])
+    found = answers(folder, [{"text": text, **fields} for text in texts])
+    return np.array([candidate["embedding"] for (candidate,) in found])
 
 
 POOLED = {
@@ -100,13 +68,8 @@ def test_later_versions_name_the_pooling(tmp_path: Path, mode: Any) -> None:
 
 def test_a_graph_without_a_mask_is_pooled(tmp_path: Path) -> None:
     folder = exports.encoded(tmp_path / "made", exports.word_piece(), {}, names=["input_ids"])
-    model = Model.read(folder)
-    backend = OnnxBackend()
-    signature = backend.signature(model)
-    backend.load(model, Settings(device="cpu"))
-    ids = np.array([WORD_PIECE.encode(TEXTS[0]).ids])
-    (vectors,) = backend.infer(signature, [ids])
-    assert vectors[0] == pytest.approx(states_of(TEXTS[0]).mean(0), abs=1e-5)
+    (vector,) = vectors_of(folder, TEXTS[:1])
+    assert vector == pytest.approx(states_of(TEXTS[0]).mean(0), abs=1e-5)
 
 
 def test_an_encoder_alone_is_pooled_by_the_mean_and_says_so(tmp_path: Path) -> None:
@@ -232,7 +195,7 @@ def test_lower_case(tmp_path: Path) -> None:
     assert ids_of(loaded(folder), "BREAD <PAD>") == ids_of(loaded(folder), "bread <pad>")
 
 
-def ids_of(task: Embedding, text: str, **fields: Any) -> list[int]:
+def ids_of(task: Any, text: str, **fields: Any) -> list[int]:
     ids: list[int] = task.preprocess({"text": text, **fields}).items[0][0].tolist()
     return ids
 
@@ -296,112 +259,73 @@ def test_many_texts_are_tokenised_together(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("steps", "words"),
-    [
-        ([("Pooling", {"pooling_mode_weightedmean_tokens": True})], "pooling: "),
-        ([("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True})], "pooling: "),
-        ([MEAN, ("LayerNorm", {})], "its modules are Transformer, Pooling, LayerNorm; supported are"),
-        ([MEAN, NORMALIZE, ("Dense", {})], "its modules are Transformer, Pooling, Normalize, Dense"),
-        ([("WordWeights", {}), MEAN], "its modules are Transformer, WordWeights, Pooling"),
-        ([("Dense", {"in_features": 4})], "its modules are Transformer, Dense; supported are"),
-        ([("SpladePooling", {})], "its modules are Transformer, SpladePooling; supported are"),
-        ([MEAN, ("Dense", {"in_features": 4})], r"2_Dense/config\.json cannot be served: out_features"),
-        (
-            [MEAN, ("Dense", {**LINEAR, "activation_function": "torch.nn.GELU"})],
-            r"config\.json cannot be served: activation_function: Input should be 'Identity', 'Tanh'",
-        ),
-        ([MEAN, ("Dense", {**LINEAR, "use_residual": True})], "use_residual: Input should be False"),
-        ([MEAN, ("Dense", {**LINEAR, "module_input_name": "token_embeddings"})], "module_input_name: "),
-        ([MEAN, ("Dense", {**LINEAR, "module_output_name": "scores"})], "module_output_name: "),
-        ([MEAN, ("Dense", LINEAR)], r"model\.safetensors is missing"),
-    ],
+TWO_POOLINGS = {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
+GELU = {**LINEAR, "activation_function": "torch.nn.GELU"}
+OWN_POOLING, OWN_NETWORK = (
+    [{"path": "", "type": kind} for kind in kinds]
+    for kinds in (
+        ("sentence_transformers.models.Transformer", "own.Pooling"),
+        ("own.Transformer", "sentence_transformers.models.Pooling"),
+    )
 )
-def test_other_modules_are_refused(tmp_path: Path, steps: list[Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        Model.read(saved(tmp_path, *steps))
-
-
-def test_code_of_its_own_is_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, MEAN)
-    text = (folder / "modules.json").read_text()
-    for kind in ("Transformer", "Pooling"):
-        (folder / "modules.json").write_text(
-            text.replace(f"sentence_transformers.models.{kind}", f"own.{kind}")
-        )
-        with pytest.raises(ConfigurationError, match=rf"its modules are .*own\.{kind}"):
-            Model.read(folder)
+PROMPT = {OPTIONS: {"prompts": {"query": "warm "}}}
+WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("steps", "files", "words"),
     [
-        (
-            OPTIONS,
-            {"model_type": "CrossEncoder"},
-            "a CrossEncoder with its own modules is not supported",
-        ),
-        (
-            "sentence_bert_config.json",
-            {"module_output_name": "sentence_embedding"},
-            "module_output_name: ",
-        ),
-        ("1_Pooling/config.json", {"include_prompt": False}, "its pooling leaves prompts out"),
+        ([("Pooling", {"pooling_mode_weightedmean_tokens": True})], {}, "pooling: "),
+        ([("Pooling", TWO_POOLINGS)], {}, "pooling: "),
+        ([MEAN, ("LayerNorm", {})], {}, "modules are Transformer, Pooling, LayerNorm; supported are"),
+        ([MEAN, NORMALIZE, ("Dense", {})], {}, "its modules are Transformer, Pooling, Normalize, Dense"),
+        ([("WordWeights", {}), MEAN], {}, "its modules are Transformer, WordWeights, Pooling"),
+        ([("Dense", {"in_features": 4})], {}, "its modules are Transformer, Dense"),
+        ([("SpladePooling", {})], {}, "its modules are Transformer, SpladePooling"),
+        ([MEAN], {"modules.json": OWN_NETWORK}, r"its modules are .*own\.Transformer"),
+        ([MEAN], {"modules.json": OWN_POOLING}, r"its modules are .*own\.Pooling"),
+        ([MEAN, ("Dense", {"in_features": 4})], {}, r"2_Dense/config\.json .*: out_features"),
+        ([MEAN, ("Dense", GELU)], {}, r"config\.json .*: activation_function: .* 'Identity', 'Tanh'"),
+        ([MEAN, ("Dense", {**LINEAR, "use_residual": True})], {}, "use_residual: "),
+        ([MEAN, ("Dense", {**LINEAR, "module_input_name": "states"})], {}, "module_input_name: "),
+        ([MEAN, ("Dense", {**LINEAR, "module_output_name": "scores"})], {}, "module_output_name: "),
+        ([MEAN, ("Dense", LINEAR)], {}, r"model\.safetensors is missing"),
+        ([MEAN, ("Dense", LINEAR)], {"2_Dense/pytorch_model.bin": b""}, r"_model\.bin is a pickle"),
+        ([MEAN, ("Dense", LINEAR)], {"2_Dense/model.safetensors": b"none"}, "as a linear layer"),
+        ([MEAN], {"modules.json": {}}, r"modules\.json cannot be served"),
+        ([MEAN], {OPTIONS: {"model_type": "CrossEncoder"}}, "a CrossEncoder with its own modules"),
+        ([MEAN], {"sentence_bert_config.json": {"module_output_name": "a"}}, "module_output_name: "),
+        ([("Pooling", WITHOUT_PROMPT)], PROMPT, "its pooling leaves prompts out"),
+        ([], {"config.json": {"architectures": ["BertForMaskedLM"]}}, "is BertForMaskedLM"),
+        ([], {"config.json": {"architectures": ["GPT2LMHeadModel"]}}, "is GPT2LMHeadModel"),
     ],
 )
-def test_other_options_are_refused(tmp_path: Path, name: str, content: Any, words: str) -> None:
-    folder = saved(tmp_path, MEAN)
-    (folder / OPTIONS).write_text(json.dumps({"prompts": {"query": "warm "}}))
-    (folder / name).write_text(json.dumps(content))
+def test_what_is_no_encoder_is_refused(
+    tmp_path: Path, steps: list[Any], files: dict[str, Any], words: str
+) -> None:
+    folder = saved(tmp_path, *steps)
+    for name, content in files.items():
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (folder / name).write_bytes(data)
     with pytest.raises(ConfigurationError, match=words):
-        Model.read(folder)
+        loaded(folder)
+
+
+def test_a_graph_without_states_or_vectors_is_refused(tmp_path: Path) -> None:
+    folder = graphs.saved(graphs.two_by_two(), saved(tmp_path))
+    with pytest.raises(ConfigurationError, match="output sentence_embedding or last_hidden_state"):
+        loaded(folder)
 
 
 def test_empty_prompts_can_be_left_out_of_pooling(tmp_path: Path) -> None:
-    folder = saved(tmp_path, ("Pooling", {"pooling_mode": "mean", "include_prompt": False}))
+    folder = saved(tmp_path, ("Pooling", WITHOUT_PROMPT))
+    assert loaded(folder).pooling == "mean"
     prompts = {"query": "", "document": ""}  # as sentence-transformers writes them by default
     (folder / OPTIONS).write_text(json.dumps({"prompts": prompts}))
     assert loaded(folder).prompts == prompts
-
-
-def test_pickles_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, MEAN, ("Dense", LINEAR))
-    (folder / "2_Dense" / "pytorch_model.bin").touch()
-    with pytest.raises(ConfigurationError, match=r"pytorch_model\.bin is a pickle"):
-        Model.read(folder)
-
-
-def test_broken_files_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, MEAN, ("Dense", LINEAR))
-    (folder / "2_Dense" / "model.safetensors").write_bytes(b"none")
-    with pytest.raises(ConfigurationError, match="cannot be read as a linear layer"):
-        OnnxBackend().signature(Model.read(folder))
-    (folder / "modules.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match=r"modules\.json cannot be served"):
-        Model.read(folder)
-    (folder / "modules.json").unlink()
-    graphs.saved(graphs.two_by_two(), folder)
-    with pytest.raises(
-        ConfigurationError, match="needs the output sentence_embedding or last_hidden_state"
-    ):
-        OnnxBackend().signature(Model.read(folder))
-
-
-def test_prompts_that_pooling_leaves_out_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path, ("Pooling", {"pooling_mode_mean_tokens": True, "include_prompt": False}))
-    assert loaded(folder).pooling == "mean"
-    (folder / OPTIONS).write_text('{"prompts": {"query": "query: "}}')
-    with pytest.raises(ConfigurationError, match="include_prompt"):
-        Model.read(folder)
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "Qwen3ForCausalLM", "BertModel"])
 def test_modules_decide_whatever_the_head(tmp_path: Path, architecture: str) -> None:
     folder = saved(tmp_path, MEAN, architectures=[architecture])
     assert Model.read(folder).description.task == "embedding"
-
-
-@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "GPT2LMHeadModel"])
-def test_other_networks_are_refused(tmp_path: Path, architecture: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"architectures is {architecture}"):
-        Model.read(saved(tmp_path, architectures=[architecture]))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -16,12 +15,10 @@ from smallplates.errors import (
     TextTooLongError,
 )
 from smallplates.models.folder import Model
-from smallplates.settings import Settings
-from smallplates.supervision.planner import task_of
 from smallplates.tasks.base import Candidate
-from smallplates.tasks.ranking import MAX_PAIRS_BYTES, MAX_TEXTS_BYTES, Ranking
-from smallplates.tasks.text import TOKENS
-from tests import exports, graphs
+from smallplates.tasks.ranking import MAX_PAIRS_BYTES, MAX_TEXTS_BYTES
+from tests import exports
+from tests.served_task import answers, loaded
 
 TEXTS = ["awful", "bread", "wonderful", "warm", "awful"]
 CROSS_ENCODER = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
@@ -31,24 +28,9 @@ def saved(folder: Path, **config: Any) -> Path:
     return exports.ranked(folder / "made", exports.word_piece(), config)
 
 
-def loaded(folder: Path, **settings: Any) -> Ranking:
-    model = Model.read(folder)
-    signatures = Ranking.plan(model, Settings(), graphs.compared(model))
-    task = task_of(model, Settings.model_validate(settings), {}, signatures)
-    assert isinstance(task, Ranking)
-    return task
-
-
 def ranking(folder: Path, top_k: int = 100, **fields: Any) -> list[Candidate]:
-    task, model, backend = loaded(folder), Model.read(folder), OnnxBackend()
-    backend.load(model, Settings(device="cpu"))
-    signature = Ranking.plan(model, Settings(), graphs.compared(model))[TOKENS]
-    prepared = task.preprocess({"query": "bread", **fields})
-    outputs = []
-    for item in prepared.items:
-        (logits,) = backend.infer(signature, [array[np.newaxis] for array in item])
-        outputs.append([logits[0]])
-    return task.postprocess(prepared, outputs, top_k)
+    (found,) = answers(folder, [{"query": "bread", **fields}], top_k)
+    return found
 
 
 def test_texts_are_sorted_and_equal_ones_keep_their_order(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import (
-    ConfigurationError,
     InternalError,
     InvalidTextError,
     TextTooLongError,
@@ -21,13 +20,12 @@ from smallplates.errors import (
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import BEHIND_PADDING
-from smallplates.models.tensors import Array, Signature
+from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
-from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Candidate, Fields
+from smallplates.supervision.planner import planner
 from smallplates.tasks.text import TENSOR, TOKENS
-from smallplates.tasks.text_classification import TextClassification
 from tests import exports, graphs
+from tests.served_task import ServedTask, answers, loaded
 
 WORD_PIECE = exports.word_piece()
 NO_MOST: dict[str, Any] = {"max_position_embeddings": None}
@@ -40,37 +38,12 @@ def saved(folder: Path, tokenizer: Tokenizer | None = None, **changes: Any) -> P
 
 
 def planned(folder: Path) -> tuple[Signature, ...]:
-    model = Model.read(folder)
-    return TextClassification.plan(model, Settings(), graphs.compared(model))
+    return ServedTask(folder).signatures
 
 
-def made(folder: Path, settings: Settings | None = None) -> TextClassification:
-    task = task_of(Model.read(folder), settings or Settings(), {}, planned(folder))
-    assert isinstance(task, TextClassification)
-    return task
-
-
-def tokens(task: TextClassification, **fields: str) -> list[list[int]]:
+def tokens(task: Any, **fields: str) -> list[list[int]]:
     ((*arrays,),) = task.preprocess(fields).items
     return [array.tolist() for array in arrays]
-
-
-def answers(folder: Path, requests: list[Fields], top_k: int = 1) -> list[list[Candidate]]:
-    """The candidates of requests that are computed in one batch, padded as the signature says."""
-    signature = planned(folder)[TOKENS]
-    task, backend = made(folder), OnnxBackend()
-    backend.load(Model.read(folder), Settings(device="cpu"))
-    prepared = [task.preprocess(fields) for fields in requests]
-    items = [request.items[0] for request in prepared]
-    longest = max(item[0].size for item in items)
-    batch: list[Array] = [
-        np.stack([np.pad(a, (0, longest - a.size), constant_values=spec.padding) for a in column])
-        for spec, column in zip(signature.inputs, zip(*items, strict=True), strict=True)
-    ]
-    (logits,) = backend.infer(signature, batch)
-    return [
-        task.postprocess(request, [[row]], top_k) for request, row in zip(prepared, logits, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
@@ -82,15 +55,6 @@ def test_texts_of_several_lengths_get_their_labels(tmp_path: Path, tokenizer: To
     assert [top[0]["label"] for top in tops] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
     (alone,) = answers(folder, [{"text": texts[0]}])
     assert tops[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
-
-
-def test_tokens_are_the_tokenisers(tmp_path: Path) -> None:
-    task = made(saved(tmp_path))
-    expected = exports.word_piece().encode("The soup", "Warm bread")
-    assert tokens(task, text="The soup", text_pair="Warm bread") == [
-        expected.ids,
-        expected.attention_mask,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +81,7 @@ def test_inputs_are_as_the_graph_declares(
             "int64" if kind == TensorProto.INT64 else "int32"
         }
         assert [spec.example for spec in signature.inputs] == [int(name != TYPES) for name in names]
-    ((*arrays,),) = made(folder).preprocess({"text": "warm", "text_pair": "awful"}).items
+    ((*arrays,),) = loaded(folder).preprocess({"text": "warm", "text_pair": "awful"}).items
     assert [array.dtype for array in arrays] == [spec.dtype for spec in signatures[TOKENS].inputs]
     (top,) = answers(folder, [{"text": "warm", "text_pair": "awful"}], 3)
     if TYPES in names:  # the second text counts ten times
@@ -195,62 +159,9 @@ def test_steps_of_the_tokeniser_are_those_of_its_configuration(
     folder = exports.saved(tmp_path / "made", tokenizer(), {})
     for stated in ({}, options):
         (folder / "tokenizer_config.json").write_text(json.dumps(stated))
-        task = made(folder)
+        task = loaded(folder)
         differ = tokens(task, text=text)[0] != tokens(task, text=other)[0]
         assert differ == (stated is options)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"problem_type": "regression"}, r"config\.json cannot be served: problem_type is regression"),
-        ({"architectures": ["BertForMaskedLM"]}, "architectures is BertForMaskedLM"),
-        ({"auto_map": {"AutoConfig": "x"}}, "auto_map"),
-    ],
-)
-def test_what_is_not_served_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        Model.read(saved(tmp_path, **config))
-
-
-def test_tokenisers_that_are_not_served_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x", null]}}')
-    with pytest.raises(ConfigurationError, match=r"tokenizer_config\.json cannot be served: auto_map"):
-        Model.read(folder)
-    (folder / "tokenizer_config.json").unlink()
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match=r"tokenizer\.json cannot be read as a tokeniser"):
-        made(folder)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(ConfigurationError, match=r"tokenizer\.json is missing"):
-        Model.read(folder)
-
-
-@pytest.mark.parametrize(
-    ("graph", "words"),
-    [
-        ({"axes": ("batch_size", 16)}, r"input_ids has the shape \[16\] after the batch dimension"),
-        (
-            {"names": (IDS, MASK, "position_ids")},
-            "the graph's input position_ids is not one of input_ids",
-        ),
-    ],
-)
-def test_graphs_that_are_not_served_are_refused(
-    tmp_path: Path, graph: dict[str, Any], words: str
-) -> None:
-    folder = exports.saved(tmp_path / "made", exports.word_piece(), {}, **graph)
-    with pytest.raises(ConfigurationError, match=words):
-        planned(folder)
-
-
-def test_labels_of_another_number_are_refused(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    made = graphs.text_classifier(exports.embeddings(exports.word_piece(), 2))
-    graphs.saved(made, folder)
-    with pytest.raises(ConfigurationError, match=r"output logits \[3 labels\] .* has logits \[2\]"):
-        planned(folder)
 
 
 def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:
@@ -272,9 +183,9 @@ def test_the_longest_text_is_one_that_the_graph_computes(
     signatures = planned(folder)
     assert signatures[TOKENS].limits == {"tokens": tokens}
     assert signatures[TENSOR].limits == {"sequence_length": tokens}
-    assert made(folder).limits["tokens"] == tokens
+    assert loaded(folder).limits["tokens"] == tokens
     with pytest.raises(TextTooLongError, match=f"at most {tokens} are accepted"):
-        made(folder).preprocess({"text": "warm " * (tokens - 1)})
+        loaded(folder).preprocess({"text": "warm " * (tokens - 1)})
 
 
 def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
@@ -292,15 +203,15 @@ def test_a_text_of_too_many_tokens_is_refused_or_truncated(tmp_path: Path) -> No
     folder = saved(tmp_path, max_position_embeddings=8)
     long, fits = "warm " * 7, "warm " * 6
     with pytest.raises(TextTooLongError, match="the text has 9 tokens; at most 8 are accepted"):
-        made(folder).preprocess({"text": long})
-    assert len(tokens(made(folder), text=fits)[0]) == 8
-    truncated = made(folder, Settings(long_text="truncate"))
+        loaded(folder).preprocess({"text": long})
+    assert len(tokens(loaded(folder), text=fits)[0]) == 8
+    truncated = loaded(folder, long_text="truncate")
     assert tokens(truncated, text=long) == tokens(truncated, text=fits)
     pair = tokens(truncated, text="warm " * 50, text_pair="bread")[0]
     assert len(pair) == 8
     assert pair[-2:] == exports.word_piece().encode("bread").ids[1:]
     (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
-    from_left = made(folder, Settings(long_text="truncate"))
+    from_left = loaded(folder, long_text="truncate")
     assert tokens(from_left, text="awful " + fits) == tokens(truncated, text=fits)
 
 
@@ -308,7 +219,7 @@ def test_a_text_of_which_nothing_is_left(tmp_path: Path) -> None:
     tokenizer = exports.word_piece()
     tokenizer.post_processor = None  # no special tokens
     with pytest.raises(InvalidTextError, match="no characters that the model knows"):
-        made(saved(tmp_path, tokenizer)).preprocess({"text": "\0"})
+        loaded(saved(tmp_path, tokenizer)).preprocess({"text": "\0"})
 
 
 def test_a_tokeniser_that_panics_fails_one_request(
@@ -317,7 +228,7 @@ def test_a_tokeniser_that_panics_fails_one_request(
     class PanicError(BaseException):
         """As Rust's panics are: no Exception."""
 
-    task, tokenizer = made(saved(tmp_path)), Mock()
+    task, tokenizer = loaded(saved(tmp_path)), Mock()
     tokenizer.encode_batch_fast.side_effect = PanicError("byte index 1 is not a char boundary")
     monkeypatch.setattr(task, "quick_tokenizer", tokenizer)
     with pytest.raises(InternalError, match="the tokeniser failed: byte index 1"):
@@ -325,7 +236,7 @@ def test_a_tokeniser_that_panics_fails_one_request(
 
 
 def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
-    task = made(saved(tmp_path))
+    task = loaded(saved(tmp_path))
     texts = [f"warm bread {'and ' * count}" for count in range(20)]
     expected = [tokens(task, text=text) for text in texts]
     by_thread: list[list[list[list[int]]]] = []

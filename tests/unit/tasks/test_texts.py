@@ -14,11 +14,12 @@ from smallplates.errors import ConfigurationError, InvalidTextError, RequestErro
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.settings import Settings
-from smallplates.supervision.planner import planner, task_of
-from smallplates.tasks.base import Prepared, Task
+from smallplates.supervision.planner import planner
+from smallplates.tasks.base import Prepared
 from smallplates.tasks.text import MAX_BYTES, TOKENS
 from smallplates.tasks.tokenizer import quick_tokenizer
 from tests import exports, graphs
+from tests.served_task import ServedTask, loaded
 
 
 class Kind(NamedTuple):
@@ -36,12 +37,6 @@ HALF = "é" * (MAX_BYTES // 4)
 UNKNOWN = "has no characters that the model knows"
 of_both = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.task)
 of_tokenisers = pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
-
-
-def made(folder: Path, **settings: Any) -> Task:
-    model = Model.read(folder)
-    signatures = kind_of(model.description.task).load().plan(model, Settings(), graphs.compared(model))
-    return task_of(model, Settings.model_validate(settings), {}, signatures)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -73,7 +68,7 @@ def test_a_tokeniser_has_a_quick_one_only_if_both_do_the_same() -> None:
     "text", ["warm soup", "wårm söup", "warm\tsoup", "warm soup漢字", "warm\x07 soup"]
 )
 def test_all_texts_get_the_tokens_of_the_file(tmp_path: Path, text: str) -> None:
-    task = made(exports.saved(tmp_path, exports.word_piece(), {}))
+    task = loaded(exports.saved(tmp_path, exports.word_piece(), {}))
     (prepared,) = task.preprocess_all([{"text": text}])
     assert isinstance(prepared, Prepared)
     assert prepared.items[0][0].tolist() == exports.word_piece().encode(text).ids
@@ -81,11 +76,11 @@ def test_all_texts_get_the_tokens_of_the_file(tmp_path: Path, text: str) -> None
 
 @of_both
 def test_the_planner_asks_the_backend(tmp_path: Path, kind: Kind) -> None:
-    model = Model.read(kind.save(tmp_path / "made", exports.word_piece(), {}))
-    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(model)
-    row = kind_of(kind.task)
-    assert plan.signatures == row.load().plan(model, Settings(), graphs.compared(model))
-    assert [spec.name for spec in plan.signatures[TOKENS].outputs] == list(row.outputs)
+    served = ServedTask(kind.save(tmp_path / "made", exports.word_piece(), {}))
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(served.model)
+    assert plan.signatures == served.signatures
+    outputs = [spec.name for spec in plan.signatures[TOKENS].outputs]
+    assert outputs == list(kind_of(kind.task).outputs)
     assert plan.signatures[TOKENS].pads
 
 
@@ -97,11 +92,60 @@ def test_a_model_json_may_describe_the_same(tmp_path: Path, kind: Kind) -> None:
     (folder / "1").mkdir()
     (folder / "model.onnx").rename(folder / "1" / "model.onnx")
     (folder / "model.json").write_text(json.dumps(content))
-    (item,) = made(folder).preprocess({kind.first: "warm", kind.second: "soup"}).items
+    (item,) = loaded(folder).preprocess({kind.first: "warm", kind.second: "soup"}).items
     assert item[0].tolist() == exports.word_piece().encode("warm", "soup").ids
     (folder / "model.json").write_text(json.dumps({**content, "text": None}))
     with pytest.raises(ConfigurationError, match=f"text: required for the task {kind.task}"):
         Model.read(folder)
+
+
+TWO_LABELS = {"id2label": {"0": "O", "1": "B-DISH"}}
+CUT_LEFT = {"padding_side": "left"}
+OWN_CODE = {"auto_map": {"AutoTokenizer": ["x", None]}}
+
+
+@pytest.mark.parametrize(
+    ("save", "config", "graph", "files", "words"),
+    [
+        (exports.saved, {"problem_type": "regression"}, {}, {}, "problem_type is regression"),
+        (exports.saved, {"architectures": ["BertForMaskedLM"]}, {}, {}, "is BertForMaskedLM"),
+        (exports.saved, {"auto_map": {"AutoConfig": "x"}}, {}, {}, r"config\.json .*auto_map"),
+        (exports.saved, {}, {}, {"tokenizer_config.json": OWN_CODE}, r"izer_config\.json .*auto_map"),
+        (exports.asked, {}, {}, {"tokenizer_config.json": CUT_LEFT}, "padding_side is left"),
+        (exports.saved, {}, {}, {"tokenizer.json": {}}, r"tokenizer\.json cannot be read"),
+        (exports.saved, {}, {}, {"tokenizer.json": None}, r"tokenizer\.json is missing"),
+        (exports.saved, {}, {"axes": ("batch_size", 16)}, {}, r"input_ids has the shape \[16\]"),
+        (exports.saved, {}, {"names": ("input_ids", "places")}, {}, "places is not one of input_ids"),
+        (exports.asked, {}, {"outputs": ("start_logits", "other")}, {}, r"end_logits .*; other"),
+        (exports.tagged, TWO_LABELS, {}, {}, r"needs an output logits \[token, 2 labels\]"),
+    ],
+)
+def test_what_is_no_export_of_texts_is_refused(
+    tmp_path: Path,
+    save: Callable[..., Path],
+    config: dict[str, Any],
+    graph: dict[str, Any],
+    files: dict[str, Any],
+    words: str,
+) -> None:
+    folder = save(tmp_path / "made", exports.word_piece(), config, **graph)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+        if content is None:
+            (folder / name).unlink()
+    with pytest.raises(ConfigurationError, match=words):
+        loaded(folder)
+
+
+def test_a_graph_of_another_task_or_of_fewer_labels_is_refused(tmp_path: Path) -> None:
+    two = graphs.text_classifier(exports.embeddings(exports.word_piece(), 2))
+    for save, words in (
+        (exports.saved, r"output logits \[3 labels\] .* has logits \[2\]"),
+        (exports.asked, "needs an output start_logits"),
+    ):
+        folder = save(tmp_path / save.__name__, exports.word_piece(), {})
+        with pytest.raises(ConfigurationError, match=words):
+            loaded(graphs.saved(two, folder))
 
 
 @of_both
@@ -127,7 +171,7 @@ def test_texts_that_are_none(
     error: type[RequestError],
     words: str,
 ) -> None:
-    task = made(kind.save(tmp_path / "made", exports.word_piece(), {}), **settings)
+    task = loaded(kind.save(tmp_path / "made", exports.word_piece(), {}), **settings)
     with pytest.raises(error, match=words.format(kind.first, kind.second)):
         task.preprocess({kind.first: first, kind.second: second})
 
@@ -135,7 +179,7 @@ def test_texts_that_are_none(
 @of_both
 @pytest.mark.parametrize(("first", "second"), [("a" * (MAX_BYTES + 1), "soup"), (HALF, f"{HALF}é")])
 def test_too_many_bytes_are_refused(tmp_path: Path, kind: Kind, first: str, second: str) -> None:
-    task = made(kind.save(tmp_path / "made", exports.word_piece(), {}))
+    task = loaded(kind.save(tmp_path / "made", exports.word_piece(), {}))
     with pytest.raises(TextTooLongError, match=f"bytes; at most {MAX_BYTES}"):
         task.preprocess({kind.first: first, kind.second: second})
 
@@ -146,7 +190,7 @@ def test_too_many_bytes_are_refused(tmp_path: Path, kind: Kind, first: str, seco
 def test_hostile_texts_are_prepared_or_refused(
     tmp_path: Path, kind: Kind, tokenizer: Tokenizer, text: str
 ) -> None:
-    task = made(kind.save(tmp_path / "made", tokenizer, {}), long_text="truncate")
+    task = loaded(kind.save(tmp_path / "made", tokenizer, {}), long_text="truncate")
     text = text.encode()[: MAX_BYTES - 100].decode(errors="ignore")
     fields = {kind.second: text, kind.first: "warm"}
     try:

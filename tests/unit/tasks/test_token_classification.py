@@ -11,27 +11,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import ConfigurationError, RequestError
+from smallplates.errors import RequestError
 from smallplates.models.comparison import labels_of_tokens
-from smallplates.models.folder import Model
-from smallplates.settings import Settings
-from smallplates.supervision.planner import task_of
-from smallplates.tasks.base import Prepared
-from smallplates.tasks.text import MAX_WINDOWS, TOKENS
-from smallplates.tasks.token_classification import MAX_IGNORED, TokenClassification
-from tests import exports, graphs
+from smallplates.tasks.text import MAX_WINDOWS
+from smallplates.tasks.token_classification import MAX_IGNORED
+from tests import exports
+from tests.served_task import ServedTask, loaded
 
 TEXT = "\U0001f600 The Warm soup, bread table"
 """Its first token is unknown; `The` and the comma have no entity."""
-
-
-def loaded(folder: Path, **settings: Any) -> TokenClassification:
-    model = Model.read(folder)
-    signatures = TokenClassification.plan(model, Settings(), graphs.compared(model))
-    task = task_of(model, Settings.model_validate(settings), {}, signatures)
-    assert isinstance(task, TokenClassification)
-    return task
 
 
 def saved(folder: Path, **config: Any) -> Path:
@@ -40,16 +28,9 @@ def saved(folder: Path, **config: Any) -> Path:
 
 def found(folder: Path, text: str, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
     """The entities of a text, by the names that the answer has."""
-    task, model, backend = loaded(folder, **settings or {}), Model.read(folder), OnnxBackend()
-    backend.load(model, Settings(device="cpu"))
-    signature = TokenClassification.plan(model, Settings(), graphs.compared(model))[TOKENS]
-    (prepared,) = task.preprocess_all([{"text": text, **fields}])
-    assert isinstance(prepared, Prepared), prepared
-    outputs = []
-    for item in prepared.items:
-        (logits,) = backend.infer(signature, [array[np.newaxis] for array in item])
-        outputs.append([logits[0]])
-    return task.to_json(task.postprocess(prepared, outputs, 1), False)["entities"]
+    served = ServedTask(folder, **settings or {})
+    (candidates,) = served.answers([{"text": text, **fields}])
+    return served.task.to_json(candidates, False)["entities"]
 
 
 def score(*logits: float) -> float:
@@ -167,12 +148,6 @@ def test_long_texts_are_cut_refused_or_read_in_windows(tmp_path: Path) -> None:
 def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=words):
         loaded(saved(tmp_path)).preprocess({"text": "warm", **fields})
-
-
-def test_labels_must_be_those_of_the_graph(tmp_path: Path) -> None:
-    folder = saved(tmp_path, id2label={"0": "O", "1": "B-DISH"})
-    with pytest.raises(ConfigurationError, match=r"needs an output logits \[token, 2 labels\]"):
-        loaded(folder)
 
 
 def test_tokens_may_change_their_label_only_if_two_are_as_probable() -> None:

@@ -10,16 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError, RequestError
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
-from smallplates.settings import Settings
-from smallplates.supervision.planner import task_of
-from smallplates.tasks.base import Prepared
-from smallplates.tasks.text import TOKENS
-from smallplates.tasks.zero_shot_classification import ZeroShotClassification
-from tests import exports, graphs
+from tests import exports
+from tests.served_task import ServedTask, loaded
 
 LABELS = ["awful", "warm", "table"]
 
@@ -28,31 +23,11 @@ def saved(folder: Path, **config: Any) -> Path:
     return exports.compared(folder / "made", exports.word_piece(), config)
 
 
-def loaded(folder: Path, **settings: Any) -> ZeroShotClassification:
-    model = Model.read(folder)
-    signatures = ZeroShotClassification.plan(model, Settings(), graphs.compared(model))
-    task = task_of(model, Settings.model_validate(settings), {}, signatures)
-    assert isinstance(task, ZeroShotClassification)
-    return task
-
-
-def logits(folder: Path, prepared: Prepared) -> list[list[Any]]:
-    """What the network computes for each item."""
-    model, backend = Model.read(folder), OnnxBackend()
-    backend.load(model, Settings(device="cpu"))
-    signature = ZeroShotClassification.plan(model, Settings(), graphs.compared(model))[TOKENS]
-    outputs = [
-        backend.infer(signature, [array[np.newaxis] for array in item]) for item in prepared.items
-    ]
-    return [[array[0] for array in arrays] for arrays in outputs]
-
-
 def answer(folder: Path, top_k: int = 100, **fields: Any) -> Any:
     """The answer in JSON."""
-    task = loaded(folder)
-    prepared = task.preprocess({"text": "soup", **fields})
-    candidates = task.postprocess(prepared, logits(folder, prepared), top_k)
-    return task.to_json(candidates, with_top=False)
+    served = ServedTask(folder)
+    (candidates,) = served.answers([{"text": "soup", **fields}], top_k)
+    return served.task.to_json(candidates, with_top=False)
 
 
 def test_labels_are_sorted_by_how_well_they_follow(tmp_path: Path) -> None:

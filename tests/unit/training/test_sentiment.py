@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, DistilBertForSequenceClassification
 from typer.testing import CliRunner
 
@@ -44,43 +44,19 @@ VOCABULARY = [*sentiment.SPECIAL, *LETTERS, *MARKS, *(word for word in WORDS if 
 
 def bert_tokenizer() -> dict[str, Any]:
     """The file of a BERT's tokeniser, of few words."""
-    special = {
-        token: {"id": token, "ids": [VOCABULARY.index(token)], "tokens": [token]}
-        for token in ("[CLS]", "[SEP]")
-    }
-    return {
-        "version": "1.0",
-        "truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0},
-        "padding": None,
-        "added_tokens": [
-            {
-                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
-                **{"id": VOCABULARY.index(token), "content": token, "special": True},
-            }
-            for token in sentiment.SPECIAL
-        ],
-        "normalizer": {
-            **{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
-            **{"strip_accents": None, "lowercase": True},
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
-            ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": special,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            **{"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"},
-            "max_input_chars_per_word": 100,
-            "vocab": {piece: number for number, piece in enumerate(VOCABULARY)},
-        },
-    }
+    vocabulary = {piece: number for number, piece in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([*sentiment.SPECIAL])
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="$A $B:1", special_tokens=special
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.enable_truncation(8)
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    return content
 
 
 @pytest.fixture(scope="module")
