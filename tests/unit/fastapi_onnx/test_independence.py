@@ -15,7 +15,7 @@ from smallplates.models.folder import Model
 from smallplates.models.tensors import NOT_COMPARED, Signature
 from smallplates.settings import Settings
 from smallplates.supervision import describe
-from tests import graphs
+from tests import exports, graphs
 from tests.graphs import model, node, tensors, value
 
 
@@ -355,6 +355,25 @@ def test_a_threshold_for_all_items_shares_no_batch(
     signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
     assert signature.is_batched is batched
     assert bool(signature.batch_note) is not batched
+
+
+def test_texts_that_choose_a_branch_together_are_computed_alone(tmp_path: Path) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {})
+    made = onnx.load(folder / "model.onnx")
+    made.graph.node[-1].output[0] = "x"
+    choice = {"then_branch": branch("a", "Neg"), "else_branch": branch("b", "Identity")}
+    made.graph.node.extend(
+        [
+            node("ReduceMax", "counts", "longest", keepdims=0),
+            node("Greater", "longest many", "bool"),
+            node("If", "bool", "logits", **choice),
+        ]
+    )
+    made.graph.initializer.append(numpy_helper.from_array(np.array(50, np.float32), "many"))
+    graphs.saved(made, folder)
+    signature = graphs.compared(Model.read(folder))
+    assert (signature.is_batched, signature.batch_size) == (True, 1)
+    assert "numbers of the whole batch decide what logits (If) does" in signature.batch_note
 
 
 def test_axes_in_another_file_are_left_to_the_runtime(tmp_path: Path) -> None:
