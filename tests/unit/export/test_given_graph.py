@@ -48,7 +48,6 @@ MEAN_OF_EACH_CHANNEL = chain("GlobalAveragePool", "Flatten")
 CHANNELS_LAST = chain("Transpose", "GlobalAveragePool", "Flatten", perm=[0, 3, 1, 2])
 OF_BYTES = chain("Cast", "GlobalAveragePool", "Flatten", to=FLOAT)
 SOFTMAX = chain("GlobalAveragePool", "Flatten", "Softmax")
-PROBABILITIES = chain("GlobalAveragePool", "Flatten", "Softmax", "Identity")
 LOG_OF_ZERO = [*MEANS, node("Sub", "means means", "zero"), node("Log", "zero", "y")]
 TWICE = [*MEANS, node("Concat", "means means", "y", axis=1)]
 CENTRED = [
@@ -58,6 +57,11 @@ CENTRED = [
     node("Flatten", "d", "y"),
 ]
 SCALE = tensors(scale=np.array([[1, 2, 3]], np.float32))
+
+
+def changed_probabilities(operator: str) -> list[NodeProto]:
+    """Probabilities, and an operator behind them."""
+    return chain("GlobalAveragePool", "Flatten", "Softmax", operator)
 
 
 def with_scale(operator: str) -> list[NodeProto]:
@@ -171,9 +175,10 @@ def test_a_graph_that_computes_only_single_pictures_is_said_to(
         (graph(["N", 3, 6, 8], with_scale("Add")), "not an ONNX file that can be used"),
         (graph(["N", 3, 6, 8], LOG_OF_ZERO), "not finite"),
         (graph(["N", 3, 6, 8], TWICE), "3 labels"),
-        (graph(["N", 3, 6, 8], PROBABILITIES), "without its softmax"),
+        (graph(["N", 3, 6, 8], changed_probabilities("Relu")), "without its softmax"),
+        (graph(["N", 3, 6, 8], changed_probabilities("Identity")), "remove the Softmax"),
     ],
-    ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities"],
+    ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities", "softmax"],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, model: ModelProto, words: str) -> None:
     code, said = exported(model, tmp_path)
