@@ -39,6 +39,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     env = {"SERVING_MODELS": ",".join(map(str, folders)), "SERVING_LOG_LEVEL": "error"}
     env |= servers.UNMEASURED
     with servers.api("fastapi_onnx", env) as api_url, page_before(api_url) as url:
+        servers.wait_for(lambda: servers.metric(api_url, "serving_ready_workers") >= len(folders))
         yield url
 
 
