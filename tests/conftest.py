@@ -70,6 +70,12 @@ def pytest_report_header() -> list[str]:
     return [] if HAS_TORCH else ["PyTorch is not installed: what needs it is left out"]
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop that all processes of the service run on."""
+    return "asyncio"
+
+
 @contextmanager
 def started(package: str, **more: str) -> Iterator[tuple[str, str]]:
     """Runs a service; yields its base URL, and host and port of its gRPC.

@@ -315,17 +315,12 @@ def test_an_unknown_models_name_is_not_in_the_metrics(backend_url: str) -> None:
     assert "nobody" not in requests.get(f"{backend_url}/metrics", timeout=10).text
 
 
-def test_the_example_in_the_documents_works(backend_url: str) -> None:
-    operation = requests.get(f"{backend_url}/openapi.json", timeout=10).json()["paths"]["/predict"]
-    example = operation["post"]["requestBody"]["content"]["application/json"]["example"]
-    assert post(backend_url, example).status_code == 200
-    documented = set(operation["post"]["responses"])
-    assert {"200", "400", "401", "408", "413", "415", "422", "500", "503", "504"} == documented
-
-
 def test_the_documents_say_what_the_model_and_each_protocol_are_for(backend_url: str) -> None:
     document = requests.get(f"{backend_url}/openapi.json", timeout=10).json()
-    assert document["paths"]["/predict"]["post"]["summary"] == "What food is this?"
+    predict = document["paths"]["/predict"]["post"]
+    assert predict["summary"] == "What food is this?"
+    statuses = {"200", "400", "401", "408", "413", "415", "422", "500", "503", "504"}
+    assert set(predict["responses"]) == statuses
     sentences = {tag["name"]: tag["description"] for tag in document["tags"]}
     operations = [each for path in document["paths"].values() for each in path.values()]
     assert {tag for each in operations for tag in each["tags"]} <= set(sentences)

@@ -15,12 +15,6 @@ from tests.servers import metric, wait_for
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """The event loop that the service runs on."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def fake_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its folder; the class names are the class indices."""
     folder = tmp_path_factory.mktemp("models") / "fake"

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import requests
 import tritonclient.grpc
 import tritonclient.http
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from tritonclient.utils import np_to_triton_dtype
 
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from tests import exports, graphs, servers
 from tests.conftest import started
+from tests.fake import token_count
 
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 PYTHON = {"own": "Obedient", "numbers": "Numbers", "squares": "Squares"}
-TEXTS = ("sentiment", "reader", "vectors", "ranker", "tagger", "implied")
+TEXTS = ("sentiment", "reader", "vectors", "ranker", "tagger", "implied", "counter")
 MODELS = ("food11", *TEXTS, *PYTHON, "sums", "places", "twice")
 
 
@@ -42,6 +44,29 @@ class Service:
             return requests.post(self.url + path, json=body, timeout=20)
         headers = {"Content-Type": kind} if kind else {}
         return requests.post(self.url + path, data=body, headers=headers, timeout=20)
+
+    def check_examples(self) -> set[str]:
+        """Every documented call is answered, with each of its examples; returns the paths of these."""
+        called = set()
+        for path, operations in self.get("/openapi.json")["paths"].items():
+            for method, operation in operations.items():
+                content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                examples = content.get("examples", {"": {"value": content.get("example")}})
+                for label, example in examples.items():
+                    named = path
+                    for parameter in operation.get("parameters", ()):
+                        if parameter["in"] == "path":
+                            models = parameter["examples"]
+                            model = models.get(label) or next(iter(models.values()))
+                            named = named.replace(f"{{{parameter['name']}}}", model["value"])
+                    body = example["value"]
+                    if body is None and method != "get" and path != "/v2/repository/index":
+                        continue  # of a model without an example
+                    answer = requests.request(method, self.url + named, json=body, timeout=20)
+                    refused = named == "/info" and "no model is served" in answer.text  # of texts
+                    assert answer.status_code == 200 or refused, (named, label, answer.text)
+                    called.add(path)
+        return called
 
     def triton(
         self, wire: str, model: str, arrays: dict[str, Array], parameters: dict[str, int] | None = None
@@ -71,6 +96,9 @@ def every_task(folder: Path) -> Iterator[Service]:
     exports.ranked(folder / "ranker", exports.word_piece(), {}, names=TOKENS)
     exports.tagged(folder / "tagger", exports.word_piece(), {}, names=TOKENS)
     exports.compared(folder / "implied", exports.word_piece(), {})
+    counter(folder / "counter")
+    (folder / "installed").mkdir()
+    token_count.install(folder / "installed")
     for name, task in PYTHON.items():
         described = {"name": name, "version": "1", "task": f"tests.fake.python_task:{task}"}
         write_description(folder / name, described)
@@ -84,9 +112,11 @@ def every_task(folder: Path) -> Iterator[Service]:
     models += [str(folder / name) for name in (*TEXTS[1:], *PYTHON, "sums", "places", "twice.onnx")]
     port = servers.free_port()
     more = {"SERVING_MODELS": ",".join(models), "SERVING_QUEUE_SIZE": "32"}
+    more["PYTHONPATH"] = str(folder / "installed")
     with started("fastapi_onnx", SERVING_TCP_PORT=str(port), **more) as (url, grpc):
         service = Service(url, grpc, port)
-        servers.wait_for(lambda: set(service.get("/health/ready")["models"].values()) == {"ready"})
+        for name in MODELS:  # one after another is loaded
+            servers.wait_for(lambda: service.get("/health/ready")["models"][name] == "ready")  # noqa: B023
         yield service
 
 
@@ -94,6 +124,22 @@ def write_description(folder: Path, described: dict[str, Any]) -> None:
     """Writes model.json."""
     folder.mkdir(exist_ok=True)
     (folder / "model.json").write_text(json.dumps(described))
+
+
+def counter(folder: Path) -> None:
+    """Writes an export for another package's task; `states` [tokens, 2] are 1 and 0 for each token."""
+    exports.files(folder, exports.word_piece(), {"architectures": ["BertForTokenCount"]})
+    last = numpy_helper.from_array(np.array([-1]), "last")
+    nodes = [
+        graphs.node("Cast", "attention_mask", "mask", to=TensorProto.FLOAT),
+        graphs.node("Unsqueeze", "mask last", "ones"),
+        graphs.node("Sub", "ones ones", "zeros"),
+        graphs.node("Concat", "ones zeros", "states", axis=2),
+    ]
+    axes = ("batch_size", "sequence_length")
+    inputs = [graphs.value(name, TensorProto.INT64, axes) for name in TOKENS[:2]]
+    states = graphs.value("states", axes=(*axes, 2))
+    graphs.saved(graphs.model(nodes, inputs, [states], [last]), folder)
 
 
 def doubles() -> Any:

@@ -1,6 +1,5 @@
 """A model that nobody calls gives its memory back, and the next request loads it."""
 
-import json
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,17 +40,9 @@ def get(url: str, path: str) -> Any:
 
 def infer_request() -> dict[str, Any]:
     """A request in the Open Inference Protocol, with a tensor."""
-    tensor = command_tensor(class_index=7)
-    return {
-        "inputs": [
-            {
-                "name": "input",
-                "datatype": "FP32",
-                "shape": [1, *tensor.shape],
-                "data": tensor.ravel().tolist(),
-            }
-        ]
-    }
+    values = command_tensor(class_index=7)
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, *values.shape]}
+    return {"inputs": [{**tensor, "data": values.ravel().tolist()}]}
 
 
 @PROCESSES
@@ -255,10 +246,7 @@ def test_each_model_has_its_own_idle_time_and_a_long_request_keeps_it_awake(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
     for name, idle in (("always", 0), ("brief", 0.2), ("busy", None)):
-        write_model(tmp_path / name, "1")
-        path = tmp_path / name / "model.json"
-        described = json.loads(path.read_text()) | {"name": name, "aliases": {}, "idle_unload_s": idle}
-        path.write_text(json.dumps(described))
+        write_model(tmp_path / name, "1", name=name, aliases={}, idle_unload_s=idle)
     names = ",".join(str(tmp_path / name) for name in ("always", "brief", "busy"))
     own = {
         "SERVING_MODELS": names,

@@ -1,6 +1,5 @@
 """`smallplates.client` and a fake backend: overload, restarts, deadlines, cancelling, batches."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -89,19 +88,6 @@ def test_deadlines_reach_the_service(url: str, gate: Path, shared: SharedService
         assert held.result().label
 
 
-def test_a_longer_deadline_than_the_service_allows_is_cut(tmp_path: Path) -> None:
-    limits = {"SERVING_REQUEST_TIMEOUT_MS": "2000", "FAKE_GATE": str(gate := tmp_path / "gate")}
-    with (
-        servers.api("tests.fake", {**SETTINGS, **limits}) as url,
-        Client(url, service_timeout_s=10**9) as client,
-    ):
-        assert client.predict(command()).tries == 1
-        with pytest.raises(smallplates.client.DeadlineExceededError) as late:
-            client.predict(command(held=True))
-        assert late.value.status == 504
-        gate.touch()
-
-
 def test_cancelling_frees_the_slot(url: str, gate: Path, shared: SharedService) -> None:
     with Client(url) as client:
         held = client.submit(command(held=True))
@@ -157,18 +143,3 @@ def test_a_key() -> None:
             stranger.predict(command())
         with Client(url, api_key=key) as friend:
             assert friend.predict(command()).label
-
-
-def test_many_threads_share_a_client(url: str) -> None:
-    answers: list[str] = []
-    with Client(url, tries=1000) as client:
-        threads = [
-            threading.Thread(target=lambda: answers.append(client.predict(command()).label))
-            for _ in range(20)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(answers) == 20
-    assert len(set(answers)) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import compare, running, servers, table, text_model
+from benchmarks import compare, servers, table, text_model
 from benchmarks.__main__ import app
 from smallplates.settings import ROOT
 from smallplates.system import cpus
@@ -82,11 +82,3 @@ def test_vectors_of_one_text_and_of_many(tmp_path: Path, monkeypatch: pytest.Mon
         (row,) = results[name][load]
         assert row["failed"] == 0
         assert row["per_second"] == pytest.approx(texts * row["requests"] / row["seconds"])
-
-
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
-    start = running.running(
-        servers.ours("this service"), tmp_path, tmp_path, servers.Pipeline.PLAIN, b"{}"
-    )
-    with pytest.raises(RuntimeError, match="the service cannot start: no model in"), start:
-        pass

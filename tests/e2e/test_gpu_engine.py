@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests import servers
-from tests.conftest import NEEDS_TORCH, NO_GPU
 from tests.e2e.services import WORKER, check_right, fake_service, numbered, predict, programs, repeatedly
 from tests.fake.backend import Failure, command
 from tests.http_load import send_all
@@ -110,20 +108,3 @@ def test_readiness_is_false_while_a_lost_device_does_not_come_back(
         (tmp_path / "broken").unlink()
         wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
         assert predict(url, command(class_index=3)).json()["prediction"] == "3"
-
-
-@NO_GPU
-@pytest.mark.parametrize(
-    ("package", "web_processes", "reason"),
-    [
-        ("fastapi_onnx", "1", "this onnxruntime is built without CUDA"),
-        pytest.param("fastapi_pt", "2", "CUDA cannot be used", marks=NEEDS_TORCH),
-    ],
-)
-def test_cuda_without_a_gpu_refuses_to_serve_and_says_why(
-    package: str, web_processes: str, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    settings = {"SERVING_DEVICE": "cuda", "SERVING_WEB_PROCESSES": web_processes}
-    with pytest.raises(RuntimeError, match="exit code"), servers.api(package, settings):
-        pass
-    assert reason in capfd.readouterr().err

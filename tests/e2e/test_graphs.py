@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from fastapi_onnx import BACKEND
 from smallplates.engine.client import EngineClient, ItemResult
-from smallplates.errors import ConfigurationError, InvalidTensorError
+from smallplates.errors import InvalidTensorError
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
@@ -89,54 +89,12 @@ async def test_several_inputs_and_outputs_with_an_open_and_a_fixed_batch(
         assert sum(batch_size * count for batch_size, count in executions.items()) == 12
 
 
-async def test_items_of_one_size_share_batches_and_others_do_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made = model(
-        [node("Not", "x", "y"), node("Cast", "h", "g", to=TensorProto.FLOAT), node("Mul", "g g", "z")],
-        [value("x", TensorProto.BOOL, ["N", "n"]), value("h", TensorProto.FLOAT16, ["N", "n", "m"])],
-        [value("y", TensorProto.BOOL, ["N", "n"]), value("z", axes=["N", "n", "m"])],
-    )
-    async with served(monkeypatch, graphs.saved(made, tmp_path / "any"), max_batch_size="8") as engine:
-        rng = np.random.default_rng(0)
-        batches = [
-            (rng.random((2, n)) > 0.5, rng.random((2, n, m)).astype(np.float16))
-            for n, m in [(3, 1), (512, 2), (1, 3), (3, 1)]
-        ]
-        answers = await asyncio.gather(*(engine.ask(*batch) for batch in batches))
-        for (x, h), outcomes in zip(batches, answers, strict=True):
-            assert np.array_equal(column(outcomes, 0), ~x)
-            assert np.array_equal(column(outcomes, 1), h.astype(np.float32) ** 2)
-        executions = engine.executions
-        assert max(executions) <= 4  # items of the size (3, 1)
-        assert sum(batch_size * count for batch_size, count in executions.items()) == 8
-
-
-async def test_outputs_whose_size_depends_on_the_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = graphs.saved(graphs.nonzero(), tmp_path, "1")
-    described = {"name": "places", "version": "1", "task": "tensor"}
-    (folder / "model.json").write_text(json.dumps(described))
-    with pytest.raises(ConfigurationError, match="along found depends on the data"):
-        async with served(monkeypatch, folder):
-            pass
-    (folder / "model.json").write_text(json.dumps({**described, "limits": {"found": 3, "n": 9}}))
-    async with served(monkeypatch, folder) as engine:
-        asked = np.array([[0, 5, 0, 7], [0, 0, 0, 0], [1, 2, 3, 0]], np.float32)
-        outcomes = await engine.ask(asked)
-        places = [outcome.outputs[0].tolist() for outcome in outcomes]
-        assert places == [[[0, 0], [1, 3]], [[], []], [[0, 0, 0], [0, 1, 2]]]
-        assert np.array_equal(column(outcomes, 1), 2 * asked)
-        assert engine.executions == {1: 3}
-        with pytest.raises(InvalidTensorError):
-            await engine.ask(np.ones((1, 4), np.float32))  # four places
-        assert len(await engine.ask(asked[:1])) == 1
-
-
 @pytest.mark.parametrize("batch", ["N", 4])
 async def test_an_item_that_the_graph_refuses_fails_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch: int | str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    batch: int | str,
 ) -> None:
     weights = numpy_helper.from_array(np.arange(10, dtype=np.float32), "weights")
     made = model(
@@ -145,7 +103,8 @@ async def test_an_item_that_the_graph_refuses_fails_alone(
         [value("y", axes=[batch])],
         [weights],
     )
-    async with served(monkeypatch, graphs.saved(made, tmp_path / "g"), max_batch_size="4") as engine:
+    folder, options = graphs.saved(made, tmp_path / "g"), {"max_batch_size": "4", "log_level": "info"}
+    async with served(monkeypatch, folder, **options) as engine:
         rows = [np.array([1, 2]), np.array([99]), np.array([3])]
         asked = (engine.ask(row) for row in rows)
         before, failed, after = await asyncio.gather(*asked, return_exceptions=True)
@@ -153,6 +112,10 @@ async def test_an_item_that_the_graph_refuses_fails_alone(
         assert isinstance(before, list)
         assert isinstance(after, list)
         assert column([*before, *after], 0).tolist() == [1, 2, 3]
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    (line,) = (line for line in lines if line["event"] == "an item cannot be computed")
+    assert line["level"] == "info"  # it is the client's fault
+    assert any(word in line["reason"] for word in ("99", "range", "bounds"))
 
 
 async def test_a_network_that_takes_few_lengths_is_served_for_these(

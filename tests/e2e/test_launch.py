@@ -188,23 +188,3 @@ def test_the_current_folder_has_tasks_and_shadows_nothing(tmp_path: Path) -> Non
         assert requests.get(f"{page}/healthz", timeout=30).status_code == 200
         launcher.terminate()
         assert launcher.wait(30) == 0
-
-
-def test_one_that_cannot_start_ends_both() -> None:
-    result = subprocess.run(
-        [
-            *COMMAND,
-            "--port=0",
-            "--ui-port=0",
-            "--tcp-port",
-            str(servers.free_port()),
-            "--host=192.0.2.1",
-        ],
-        cwd=servers.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert "cannot listen on SERVING_HOST=192.0.2.1" in result.stderr

@@ -1,6 +1,5 @@
 """The queue: cancelled requests, priorities, and what is computed together."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -108,10 +107,8 @@ def test_requests_that_would_wait_too_long_are_refused_at_once(
 def test_a_model_has_settings_of_its_own(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
-    write_model(folder := tmp_path / "own", "1")
-    described = json.loads((folder / "model.json").read_text())
-    own = {"instances": 1, "max_batch_size": 2, "max_queue_delay_us": 5000}
-    (folder / "model.json").write_text(json.dumps(described | own))
+    folder = tmp_path / "own"
+    write_model(folder, "1", instances=1, max_batch_size=2, max_queue_delay_us=5000)
     settings = {**fake_settings, "SERVING_MAX_BATCH_SIZE__FAKE": "3"}
     with fake_service(settings, model_dir=str(folder), instances="2", max_batch_size="8") as (url, _):
         config = requests.get(f"{url}/v2/models/fake/config", timeout=10).json()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests import exports, graphs, servers
+from tests import exports, servers
 from tests.e2e.services import (
     WEB,
     WORKER,
@@ -70,9 +70,7 @@ def test_a_loaded_model_is_found_on_every_connection(
     fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
     for version in ("1", "2"):
-        write_model(tmp_path / "store" / f"other{version}", "1", prefix=f"{version}-")
-        path = tmp_path / "store" / f"other{version}" / "model.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"aliases": {}}))
+        write_model(tmp_path / "store" / f"other{version}", "1", f"{version}-", aliases={})
     more = {"model_store": str(tmp_path / "store"), "admin_key": "chief", "web_processes": "2"}
     with fake_service(fake_settings, **more) as (url, server), ExitStack() as held:
         connections = connect_to_each(url, programs(server, WEB), held)
@@ -88,9 +86,7 @@ def test_a_loaded_model_is_found_on_every_connection(
 def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
 ) -> None:
-    write_model(tmp_path / "other", "1")
-    path = tmp_path / "other" / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"aliases": {}, "name": "other"}))
+    write_model(tmp_path / "other", "1", name="other", aliases={})
     models = f"{fake_settings['SERVING_MODEL_DIR']},{tmp_path / 'other'}"
     settings = {**fake_settings, "SERVING_MODELS": models, "SERVING_WORKER_TIMEOUT_MS": "1000"}
     more = {"admin_key": "chief", "web_processes": "2", "instances": "1"}
@@ -112,24 +108,3 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
         assert unloaded.status_code == 200
         assert len(programs(server, WORKER)) == 1
         assert metric(url, "serving_free_slots") == 256
-
-
-def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Path) -> None:
-    names = [f"a_rather_long_name_of_an_input_{index}" for index in range(500)]
-    graph = graphs.model(
-        [graphs.node("Sum", " ".join(names), "sum")],
-        [graphs.value(name, axes=("N", 2)) for name in names],
-        [graphs.value("sum", axes=("N", 2))],
-    )
-    folder = graphs.saved(graph, tmp_path / "wide")
-    settings = {"SERVING_MODELS": str(folder), **servers.UNMEASURED}
-    more = {"package": "fastapi_onnx", "web_processes": "2"}
-    with fake_service(settings, **more) as (url, server), ExitStack() as held:
-        connect_to_each(url, programs(server, WEB), held)
-        inputs = [
-            {"name": name, "datatype": "FP32", "shape": [1, 2], "data": [index, 1]}
-            for index, name in enumerate(names)
-        ]
-        for _ in range(4):
-            answer = requests.post(f"{url}/v2/models/wide/infer", json={"inputs": inputs}, timeout=30)
-            assert answer.json()["outputs"][0]["data"] == [sum(range(500)), 500]

@@ -23,13 +23,12 @@ from tests.servers import metric, value, wait_for
 NAMES = ("first", "second", "third")
 
 
-def folders(parent: Path) -> str:
+def folders(parent: Path, version_of_second: str = "1") -> str:
     """Three models whose classes begin with their names, as SERVING_MODELS names them."""
     for name in NAMES:
-        write_model(folder := parent / name, "1", prefix=f"{name}-")
-        described = json.loads((folder / "model.json").read_text())
+        version = version_of_second if name == "second" else "1"
         aliases = {f"{name}_photos": "request", f"{name}_numbers": "tensor"}
-        (folder / "model.json").write_text(json.dumps(described | {"name": name, "aliases": aliases}))
+        write_model(parent / name, version, f"{name}-", name=name, aliases=aliases)
     return ",".join(str(parent / name) for name in NAMES)
 
 
@@ -214,10 +213,8 @@ def test_the_workers_of_one_die_and_the_others_answer(
 def test_the_default_serves_while_another_loads_or_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = obedient(tmp_path, tmp_path) | {"SERVING_MODELS": folders(tmp_path)}
+    settings = obedient(tmp_path, tmp_path) | {"SERVING_MODELS": folders(tmp_path, "7")}
     settings |= {"SERVING_INSTANCES": "1", "FAKE_BROKEN_VERSION": "7"}
-    described = json.loads((tmp_path / "second/model.json").read_text())
-    (tmp_path / "second/model.json").write_text(json.dumps(described | {"version": "7"}))
     (tmp_path / "broken").touch()
     with fake_service(settings) as (url, server):
         assert ask(url, "/predict").status_code == 200

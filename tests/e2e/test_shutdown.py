@@ -6,12 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 import requests
 
-from tests import servers
 from tests.e2e.services import (
     WORKER,
     fake_service,
@@ -45,10 +45,7 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
     fake_settings: dict[str, str], web_processes: str
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "20"}
-    url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    line = ["smallplates.service", "tests.fake", "--port", str(port)]
-    settings |= {"SERVING_WEB_PROCESSES": web_processes}
-    with servers.running(line, f"{url}/health/ready", settings) as process:
+    with fake_service(settings, web_processes=web_processes) as (url, server):
         statuses: list[int] = []
         enough = threading.Event()
 
@@ -64,10 +61,10 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
         with ThreadPoolExecutor(8) as executor:
             asking = [executor.submit(ask) for _ in range(8)]
             assert enough.wait(60)
-            process.send_signal(signal.SIGTERM)
+            server.terminate()
             for future in asking:
                 future.result()
-        assert process.wait(30) == 0
+        assert server.wait(30) == 0
         assert set(statuses) <= {200, 503}
         assert len(statuses) > 30
 
@@ -77,10 +74,7 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
 def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
     fake_settings: dict[str, str], web_processes: str
 ) -> None:
-    url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    settings = {"SERVING_SHUTDOWN_DELAY_S": "3600", "SERVING_WEB_PROCESSES": web_processes}
-    settings |= {"SERVING_INSTANCES": "1"}
-    command_line = ["smallplates.service", "tests.fake", "--port", str(port)]
+    more = {"shutdown_delay_s": "3600", "web_processes": web_processes, "instances": "1"}
 
     def leaves(connection: http.client.HTTPConnection) -> bool:
         connection.request("GET", "/health/ready")
@@ -89,23 +83,21 @@ def test_a_delayed_end_is_announced_by_readiness_and_by_taking_leave(
         assert (answer.status == 503) == (answer.headers["Connection"] == "close")
         return answer.status == 503
 
-    with (
-        servers.running(command_line, f"{url}/health/ready", {**fake_settings, **settings}) as process,
-        ExitStack() as held,
-    ):
-        connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(4)]
+    with fake_service(fake_settings, **more) as (url, server), ExitStack() as held:
+        address = urlsplit(url).netloc
+        connections = [http.client.HTTPConnection(address, timeout=20) for _ in range(4)]
         for connection in connections:
             held.callback(connection.close)
             assert not leaves(connection)
-        process.send_signal(signal.SIGTERM)
+        server.terminate()
         for connection in connections:  # of all web processes
             wait_for(lambda waiting=connection: leaves(waiting))  # type: ignore[misc]
         answers = [predict(url, command(class_index=7)) for _ in range(4)]
         assert {answer.json()["prediction"] for answer in answers} == {"7"}
         assert {answer.headers["Connection"] for answer in answers} == {"close"}
-        process.send_signal(signal.SIGTERM)  # from systemd and from a launcher
-        process.send_signal(signal.SIGINT)  # whoever does not want to wait
-        assert process.wait(20) == 128 + signal.SIGINT
+        server.terminate()  # from systemd and from a launcher
+        server.send_signal(signal.SIGINT)  # whoever does not want to wait
+        assert server.wait(20) == 128 + signal.SIGINT
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from smallplates.engine.memory import State
 from smallplates.errors import (
     DeadlineExceededError,
     InternalError,
-    OverloadedError,
     ServingError,
     WorkerCrashedError,
 )
@@ -250,15 +249,6 @@ async def test_one_poisonous_item_fails_alone(
         assert (before, type(failed), after) == ([1, 2], error, [3])
 
 
-async def test_an_answer_that_is_not_finite_fails_where_it_must_not_be(
-    all_kinds: Engine,
-) -> None:
-    async with all_kinds.used(KINDS["several"]) as engine:
-        with pytest.raises(InternalError):
-            await engine.ask(1, failure=Failure.NOT_FINITE)
-        assert await engine.ask(1) == [1]
-
-
 async def test_a_worker_that_is_killed_costs_no_item(
     monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind
 ) -> None:
@@ -291,26 +281,6 @@ async def test_deadline_and_cancellation_leave_nothing_behind(all_kinds: Engine,
         assert engine.states[State.SKIPPED] >= 2
         assert engine.states[State.EXPIRED] >= 1
         assert await engine.ask(6) == [6]
-
-
-async def test_bulk_gives_way_and_leaves_half_of_the_slots(all_kinds: Engine, kind: Kind) -> None:
-    async with all_kinds.used(kind) as engine:
-        ended: list[str] = []
-
-        async def ask(name: str, bulk: bool) -> None:
-            await engine.ask(1, 2, bulk=bulk)
-            ended.append(name)
-
-        first = await held_by(engine)
-        bulk = [asyncio.ensure_future(ask("bulk", True)) for _ in range(3)]
-        await engine.waiting(6)
-        with pytest.raises(OverloadedError, match="for bulk"):
-            await engine.ask(1, 2, bulk=True)
-        quick = asyncio.ensure_future(ask("interactive", False))
-        await engine.waiting(8)
-        engine.open_gate()
-        await asyncio.gather(first, quick, *bulk)
-        assert ended == ["interactive", "bulk", "bulk", "bulk"]
 
 
 async def test_slots_are_added_as_far_as_there_are_any(all_kinds: Engine, kind: Kind) -> None:

@@ -1,6 +1,5 @@
 """A service that cannot start says why in a sentence; one that is told to end while it starts, ends."""
 
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,6 @@ from smallplates.supervision.cluster import METRICS
 from tests import servers
 from tests.e2e.services import check_one_sentence, ended, fake_service, predict, switch
 from tests.fake.backend import command
-from tests.fake.model import write_model
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow
@@ -28,10 +26,6 @@ def test_wrong_settings_are_named() -> None:
     process = ended({"SERVING_QUEUE_SIZE": "0", "SERVING_INSTANCES": "x", "SERVING_API_KEY": ""})
     check_one_sentence(process, "SERVING_QUEUE_SIZE: ", "SERVING_INSTANCES: ", "SERVING_API_KEY: ")
     assert "-int" not in process.stderr
-
-
-def test_an_unknown_package_is_named() -> None:
-    check_one_sentence(ended({}, "fastapi_nothing"), "no package fastapi_nothing")
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
@@ -79,20 +73,6 @@ def test_what_a_worker_cannot_load_is_named(
     (tmp_path / "broken").touch()
     settings = {**fake_settings, "SERVING_WEB_PROCESSES": web_processes}
     check_one_sentence(ended(settings), "commanded not to load")
-
-
-def test_a_description_that_cannot_be_read_is_named(
-    fake_settings: dict[str, str], tmp_path: Path
-) -> None:
-    folder = tmp_path / "a model é"
-    write_model(folder, "1")
-    settings = {**fake_settings, "SERVING_MODEL_DIR": str(folder)}
-    description = json.loads((folder / "model.json").read_text())
-    for wrong, words in (({"image": {}}, "image.resize: "), ({"labels": []}, "labels: ")):
-        (folder / "model.json").write_text(json.dumps({**description, **wrong}))
-        check_one_sentence(ended(settings), str(folder), words)
-    (folder / "model.json").write_text("{")
-    check_one_sentence(ended(settings), str(folder), "Invalid JSON")
 
 
 @contextmanager

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import requests
 import tritonclient.grpc
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from smallplates.cli import task_check as check
 from smallplates.client import Client, ServingClientError
 from smallplates.client.tcp import TcpClient
 from smallplates.models.tensors import Array
@@ -36,6 +38,11 @@ LONG = "bread " * 5000
 VECTORS, RANKER = "/predict/vectors", "/predict/ranker"
 PAIRS = {"query": "bread", "texts": ["awful", "soup", "wonderful", "awful"]}
 TOO_MANY = 10_000
+COUNTER, NUMBERS = "/predict/counter", "/predict/numbers"
+SENTENCES = ("warm", "the soup was wonderful and warm", "the bread on the table")
+COUNTS = [len(exports.word_piece().encode(text).ids) for text in SENTENCES]
+EXACT = 16777217 + 2**-20  # needs more than 32 bits
+BEYOND = (2**63, -(2**63) - 1, 2**64, 2**70, 10**300)
 
 
 def vector(text: str, dimensions: int = 4, length: float | None = 1) -> Any:
@@ -45,6 +52,15 @@ def vector(text: str, dimensions: int = 4, length: float | None = 1) -> Any:
     mean = states.mean(0)[:dimensions]
     scaled = mean if length is None else mean / np.linalg.norm(mean) * length
     return pytest.approx(scaled.tolist(), abs=1e-4)
+
+
+def v2(**inputs: tuple[str, list[int], Any]) -> dict[str, Any]:
+    """A body of the Open Inference Protocol: datatype, shape and data of each input."""
+    tensors = [
+        {"name": name, "datatype": datatype, "shape": shape, "data": data}
+        for name, (datatype, shape, data) in inputs.items()
+    ]
+    return {"inputs": tensors}
 
 
 ANSWERS: list[tuple[str, Any, Any]] = [
@@ -111,6 +127,35 @@ ANSWERS: list[tuple[str, Any, Any]] = [
         "/v1/models/implied:predict",
         {"instances": [{"TEXT": "soup", "CANDIDATE_LABELS": "awful,warm", "MULTI_LABEL": True}]},
         {"predictions": [{"LABEL": "warm"}]},
+    ),
+    (
+        "/v1/models/sentiment:predict",
+        b'\xef\xbb\xbf{"instances": ["warm"]}',
+        {"predictions": [{"LABEL": "POSITIVE"}]},
+    ),
+    (COUNTER, {"text": [*SENTENCES]}, [{"tokens": count} for count in COUNTS]),
+    (COUNTER, SENTENCES[1].encode(), {"tokens": COUNTS[1]}),
+    ("/predictions/counter", SENTENCES[1].encode(), {"tokens": COUNTS[1]}),
+    ("/v1/models/counter:predict", {"instances": [*SENTENCES]}, {"predictions": COUNTS}),
+    *(
+        (
+            f"/{path}/numbers",
+            {"count": count, "counts": [count]},
+            {"exact": 0.0, "point": [], "count": count, "counts": [count]},
+        )
+        for path in ("predict", "predictions")
+        for count in BEYOND
+    ),
+    (NUMBERS, {"other": "1e999 " + "9" * 400, "count": 1}, {"count": 1}),
+    (
+        "/v1/models/numbers:predict",
+        {"instances": [{"EXACT": EXACT}]},
+        {"predictions": [{"EXACT": EXACT}]},
+    ),
+    (
+        "/v1/models/squares:predict",
+        {"instances": [{"NUMBER": 2**40}]},
+        {"predictions": [{"SQUARE": 2**80, "ALL": [2**80]}]},
     ),
     (OWN, {"number": 7, "length": 3}, {"number": 7, "text": "1 cpuxxx"}),
     ("/predictions/own", {"number": 3}, {"number": 3, "text": "1 cpu"}),
@@ -313,6 +358,36 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
     (OWN, {"number": 1, "padding": "x" * 21_000_000}, None, 413, "payload_too_large"),
     (OWN, b"x", "image/jpeg", 415, "application/json"),
     (f"{OWN}?top_k=2", {"number": 1}, None, 422, "invalid_request"),
+    (COUNTER, {"text": "warm " * 99}, None, 413, "text_too_long"),
+    *(
+        (f"/{path}/numbers", f'{{"point": [{text}, 0]}}'.encode(), JSON, 400, "not JSON")
+        for path in ("predict", "predictions")
+        for text in ("NaN", "-Infinity", "Infinity", "1e999", "-1e400", "9" * 400)
+    ),
+    *((NUMBERS, {"not_finite": kind}, None, 500, "internal_error") for kind in ("nan", "inf")),
+    *(
+        ("/v1/models/numbers:predict", {"instances": rows}, None, 400, "error")
+        for rows in list[Any](([], [{}], [{}, {}], [{}, {"COUNT": 1}]))
+    ),
+    ("/v1/models/numbers:predict", {"inputs": {}}, None, 400, "error"),
+    ("/v2/models/numbers/infer", {"inputs": []}, None, 400, "error"),
+    ("/v2/models/numbers/infer", v2(NOT_FINITE=("BYTES", [1], ["\ud800"])), None, 400, "surrogate"),
+    *(
+        ("/v2/models/twice/infer", v2(x=("FP32", shape, []), i=("UINT8", shape, [])), None, 400, words)
+        for shape, words in (
+            ([1, 0, 2], "x must have the shape [N, -1, -1] or [-1, -1], not [1, 0, 2]"),
+            ([1, 2, 0], "x must have the shape [N, -1, -1] or [-1, -1], not [1, 2, 0]"),
+            ([0, 1, 1], "error"),
+        )
+    ),
+    *(
+        (f"/{path}", body, None, 400, f"{name} has a number outside the range of {kind}")
+        for x, i, name, kind in ((1e39, 0, "x", "FP32"), (0, 256, "i", "UINT8"))
+        for path, body in (
+            ("v2/models/twice/infer", v2(x=("FP32", [1, 1, 1], [x]), i=("UINT8", [1, 1, 1], [i]))),
+            ("v1/models/twice:predict", {"instances": [{"x": [[x]], "i": [[i]]}]}),
+        )
+    ),
     ("/predictions/sentiment", b"\xff", None, 400, "BadRequestException"),
     ("/predictions/sentiment", b"warm " * 90, None, 413, "RequestEntityTooLargeException"),
     ("/predictions/reader", {"question": QUESTION}, None, 400, "BadRequestException"),
@@ -367,6 +442,18 @@ def test_what_is_refused(
     assert "secret" not in answer.text
 
 
+def test_another_form_of_the_path_is_no_redirect(tasks: Service) -> None:
+    for path in ("/predict/", "/model/", "//evil.example/predict/"):
+        answer = requests.post(
+            f"{tasks.url}{path}",
+            json={},
+            headers={"Host": "evil.example"},
+            allow_redirects=False,
+            timeout=20,
+        )
+        assert (answer.status_code, "Location" in answer.headers) == (404, False)
+
+
 # Triton's clients
 
 
@@ -382,6 +469,7 @@ def tokens(text: str, pair: str) -> dict[str, Array]:
     return {name: np.array([row]) for name, row in zip(TOKENS, values, strict=True)}
 
 
+TOKEN_IDS = {"input_ids": np.array([[2, 5, 3]]), "attention_mask": np.array([[1, 1, 1]])}
 FLOATS, INTEGERS = np.arange(10, dtype=np.float32).reshape(5, 2) - 1, np.full((5, 2), 2)
 TRITON: list[tuple[str, dict[str, Array], dict[str, Any]]] = [
     ("sentiment", {"TEXT": texts("warm", "some bread")}, {"LABEL": [[b"POSITIVE"], [b"NEUTRAL"]]}),
@@ -428,6 +516,14 @@ TRITON: list[tuple[str, dict[str, Array], dict[str, Any]]] = [
         {"LABEL": [[b"warm"], [b"wonderful"]]},
     ),
     ("implied", {"TEXT": texts("warm")}, {"LABEL": [[b"Entailment"]]}),
+    ("counter", {"TEXT": texts(*SENTENCES)}, {"TOKENS": [[count] for count in COUNTS]}),
+    ("counter_tensor", TOKEN_IDS, {"states": [[[1, 0]] * 3]}),
+    (
+        "numbers",
+        {"EXACT": np.array([EXACT]), "POINT": np.array([[EXACT, 1]]), "COUNTS": np.zeros((1, 0), int)},
+        {"EXACT": [EXACT], "POINT": [EXACT, 1], "COUNTS": []},
+    ),
+    ("squares", {"NUMBER": np.array([3])}, {"SQUARE": [9], "ALL": [9]}),
     ("own", {"NUMBER": np.array([[9]])}, {"NUMBER": [[9]], "TEXT": [[b"1 cpu"]]}),
     ("own", {"NUMBER": np.array([3, 4]), "PADDING": texts("é", "b,c")[:, 0]}, {"NUMBER": [3, 4]}),
     (
@@ -454,6 +550,9 @@ NO_TRITON: list[tuple[str, dict[str, Array], str]] = [
     ("own", {"NUMBER": np.array([5]), "DOES": np.array(["refuse"], object)}, "5 is refused"),
     ("own", {"DOES": np.array(["refuse"], object)}, "NUMBER"),
     ("own_tensor", {"NUMBER": np.array([5])}, "no model"),
+    ("numbers", {"EXACT": np.array([np.nan])}, "exact is not finite|not JSON"),
+    ("numbers", {"NOT_FINITE": np.array(["inf"], object)}, "internal error"),
+    ("squares", {"NUMBER": np.array([2**40])}, "SQUARE is outside the range of INT64.*POST /predict"),
     ("sums", {"a": FLOATS[:, :1], "b": INTEGERS}, "shape"),
     ("sums", {"a": FLOATS, "b": INTEGERS[:2]}, "different numbers"),
     ("sums", {"a": INTEGERS, "b": INTEGERS}, "FP32"),
@@ -479,6 +578,23 @@ def test_what_tritons_clients_are_refused(
 ) -> None:
     with pytest.raises(InferenceServerException, match=words):
         tasks.triton(wire, model, arrays)
+
+
+@pytest.mark.parametrize("shape", [[1, -2, -2], [1, -1, -4], [1, 0, -5], [-1, 2, 2], [1, 2**62, 2**62]])
+@pytest.mark.parametrize("raw", [True, False])
+def test_sizes_below_zero_are_the_clients_error(tasks: Service, shape: list[int], raw: bool) -> None:
+    with tritonclient.grpc.InferenceServerClient(tasks.grpc) as client:
+        message = service_pb2.ModelInferRequest(model_name="twice")
+        for name, datatype in (("x", "FP32"), ("i", "UINT8")):
+            tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
+            if raw:
+                message.raw_input_contents.append(bytes(16 if name == "x" else 4))
+            elif name == "x":
+                tensor.contents.fp32_contents.extend([0.0] * 4)
+            else:
+                tensor.contents.uint_contents.extend([0] * 4)
+        with pytest.raises(Exception, match="INVALID_ARGUMENT"):
+            client._client_stub.ModelInfer(message)
 
 
 @wires
@@ -615,6 +731,7 @@ DESCRIBED: dict[str, Any] = {
     "reader": {"task": "question-answering", "labels": [], "text": {"max_tokens": 64}},
     "tagger": {"task": "token-classification", "labels": exports.TAG_NAMES},
     "implied": {"task": "zero-shot-classification", "text": {"max_tokens": 64}},
+    "counter": {"task": "token-count", "limits": {"tokens": 64}, "example": {"text": "warm bread"}},
     "own": {
         "task": "tests.fake.python_task:Obedient",
         "labels": [],
@@ -631,26 +748,30 @@ def test_each_is_described(tasks: Service, name: str) -> None:
     assert has(described, {"name": name, **DESCRIBED[name]}), described
 
 
-def test_every_model_has_examples_in_swagger_that_are_answered(tasks: Service) -> None:
+def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> None:
+    called, alone = tasks.check_examples(), Service(onnx_url, "").check_examples()
+    of_texts = {
+        *("/v1/embeddings", "/embeddings", "/embed", "/similarity", "/rerank", "/tokenize", "/decode"),
+        *("/", "/invocations", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/models/{model}"),
+    }
+    of_all = {
+        *("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"),
+        "/v2/repository/index",
+    }
+    assert {*of_texts, *of_all, "/predict/counter"} <= called
+    assert {*of_all, "/predict"} <= alone
+
+
+def test_every_model_has_examples_in_swagger(tasks: Service) -> None:
     paths = tasks.get("/openapi.json")["paths"]
     named = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
     assert named == {"food11", *TEXTS, *PYTHON}
     assert {f"/model/{name}" for name in MODELS} <= set(paths)
-    calls = []
-    for name in named - {"squares"}:  # declares no example
-        content = paths[f"/predict/{name}"]["post"]["requestBody"]["content"]
-        calls.append((f"/predict/{name}", content[JSON]["example"]))
     for template in ("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"):
         call = paths[template]["post"]
         (parameter,) = (part for part in call["parameters"] if part["name"] == "model")
         bodies = call["requestBody"]["content"][JSON]["examples"]
         assert {"this model", "sentiment", "reader", "own"} <= set(bodies) <= set(parameter["examples"])
-        for key, example in bodies.items():
-            path = template.replace("{model}", parameter["examples"][key]["value"])
-            calls.append((path, example["value"]))
-    for path, body in calls:
-        answer = tasks.post(path, body)
-        assert answer.status_code == 200, (path, answer.text)
     assert "$ref" in paths[OWN]["post"]["requestBody"]["content"][JSON]["schema"]
     kinds = paths[TEXT]["post"]["requestBody"]["content"]
     assert set(kinds) == {JSON, TEXT_PLAIN, "application/octet-stream"}
@@ -725,6 +846,7 @@ def test_our_client_over_tcp(tasks: Service) -> None:
         (b'{"text": "warm"}', "sentiment", 200, "prediction"),
         (question, "reader", 200, "top"),
         (b"warm soup", "reader", 400, "code"),
+        (SENTENCES[1].encode(), "counter", 200, "tokens"),
         (b'{"text": "warm"}', "nothing", 404, "code"),
     ]
     with TcpClient("127.0.0.1", tasks.tcp_port) as client:
@@ -761,6 +883,8 @@ def test_the_command_sends_json_and_questions(tasks: Service, tmp_path: Path) ->
     arguments = ["--question", QUESTION, "--context-file", str(tmp_path / "context.txt")]
     done = ask("--url", tasks.url, "--model", "reader", *arguments)
     assert done.stdout.startswith(f"{QUESTION}: {CONTEXT[START:END]} "), done
+    done = ask("--url", tasks.url, "--model", "counter", "--text", "warm")
+    assert done.stdout.startswith(f'warm: {{"tokens": {COUNTS[0]}}} (')
     done = ask("--url", tasks.url, "--model", "own", "--json", '{"number": 3}')
     assert (done.returncode, done.stdout.startswith('{"number": 3}: {"number": 3')) == (0, True), done
     assert ask("--url", tasks.url, "--json", "[1]").returncode == 2
@@ -774,6 +898,16 @@ def test_the_command_with_nobody_to_ask(tmp_path: Path, url: str, code: int) -> 
     (tmp_path / "photo.jpg").write_bytes(pictures.jpeg())
     done = ask(str(tmp_path / "photo.jpg"), "--url", url, "--timeout-s=0.5")
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done
+
+
+def test_check_refuses_an_answer_that_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the backend would set for good
+    for kind, status in (("", 0), ("inf", 1)):
+        request = json.dumps({"not_finite": kind})
+        assert check.run("tests.fake.python_task:Numbers", None, request) == status
+    assert "not finite" in capsys.readouterr().err
 
 
 # at start

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -343,32 +342,21 @@ def test_the_service_answers_and_ends_without_a_collector(
     more = {"SERVING_WEB_PROCESSES": str(processes), "OTEL_BSP_MAX_QUEUE_SIZE": "4"}
     more |= {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4", "SERVING_LOG_LEVEL": "warning"}
     url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    with (tmp_path / "log").open("w+b") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", str(port)],
-            cwd=servers.ROOT,
-            env={**dict(psutil.Process().environ()), **settings(receiver, **more)},
-            stderr=log,
-            text=True,
-        )
-        try:
-            servers.wait_until_answers(f"{url}/health/ready", process)
+    line = ["smallplates.service", "tests.fake", "--port", str(port)]
+    env, log = settings(receiver, **more), tmp_path / "log"
+    with servers.running(line, f"{url}/health/ready", env, log) as server:
 
-            def all_have_sent() -> bool:
-                assert predict(url, command()).status_code == 200
-                return len(receiver.resources("service.instance.id")) == processes
+        def all_have_sent() -> bool:
+            assert predict(url, command()).status_code == 200
+            return len(receiver.resources("service.instance.id")) == processes
 
-            wait_for(all_have_sent)
-            trouble(receiver)
-            for _ in range(20):  # more than the queues hold
-                assert predict(url, command()).status_code == 200
-            process.terminate()
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        told = [line["event"] for line in log_lines(log.read().decode())]
+        wait_for(all_have_sent)
+        trouble(receiver)
+        for _ in range(20):  # more than the queues hold
+            assert predict(url, command()).status_code == 200
+        server.terminate()
+        assert server.wait(20) == 0
+    told = [line["event"] for line in log_lines(log.read_text())]
     assert set(told) <= {"traces may be lost"}
     assert len(told) <= processes
 

@@ -7,7 +7,6 @@ names the interpreter of an environment with that wheel and `smallplates/export/
 import base64
 import json
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -199,19 +198,6 @@ def test_the_other_model_lacks_nothing_but_its_backend(triton_url: str) -> None:
     (model,) = (model for model in index if model["name"] == "food_classifier_onnx")
     assert model["state"] == "UNAVAILABLE"
     assert "unable to find backend library for backend 'onnxruntime'" in model["reason"]
-
-
-def test_the_page_in_front(triton_url: str) -> None:
-    url = f"http://127.0.0.1:{(port := servers.free_port())}"
-    env = {"UI_PORT": str(port), "UI_API_URL": triton_url, "UI_API_PROTOCOL": "triton"}
-    photo = {"photo": ("soup.jpg", Path(servers.ROOT, "flask_app/static/samples/soup.jpg").read_bytes())}
-    with servers.running(["flask_app"], f"{url}/healthz", env):
-        assert requests.get(f"{url}/healthz", timeout=10).json()["api"] == "ready"
-        page = requests.post(url, files=photo, timeout=30)
-        assert re.search(r"Soup, \d+ %", page.text)
-        assert "<li>Noodles/Pasta</li>" in page.text
-        refused = requests.post(f"{url}/classify", files={"photo": ("x.jpg", b"no photo!")}, timeout=30)
-        assert (refused.status_code, refused.json()["code"]) == (400, "invalid_image")
 
 
 def test_a_full_queue_is_overload_as_of_the_service(tmp_path: Path) -> None:

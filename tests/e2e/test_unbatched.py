@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import requests
 import tritonclient.grpc
-from onnx.backend.test.loader import load_model_tests
-from onnx.compose import merge_models
 from tritonclient.utils import InferenceServerException
 
 from tests import graphs
 from tests.conftest import started
 from tests.e2e.tasks import Service
 from tests.graphs import model, node, value
-from tests.unit.fastapi_onnx.test_onnx_cases import Case, by_runtime, loaded, same
 
-OPSET = 6  # of most of the cases
 X, W, S = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32), np.float32(0.5)
 
 
@@ -103,42 +98,6 @@ def test_tensorflow_serving_takes_columns_and_no_rows(service: Service) -> None:
 
 
 def test_the_documents_examples_are_answered(service: Service) -> None:
-    paths = service.get("/openapi.json")["paths"]
-    for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
-        content = paths[path]["post"]["requestBody"]["content"]["application/json"]
-        answer = service.post(path.replace("{model}", "line"), content["example"])
-        assert answer.status_code == 200, answer.text
-
-
-@pytest.fixture(scope="module")
-def merged(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Service, list[Case]]]:
-    """Many of ONNX's own cases as one graph, side by side, and a service of it."""
-    cases: list[Case] = []
-    whole: onnx.ModelProto | None = None
-    for case in map(loaded, load_model_tests(kind="pytorch-converted")):
-        if case.model.opset_import[0].version != OPSET or by_runtime(case) is None:
-            continue
-        made = onnx.compose.add_prefix(case.model, f"{case.name}.")
-        whole = made if whole is None else merge_models(whole, made, [])
-        cases.append(case._replace(model=made))
-    assert whole is not None
-    assert len(cases) > 40
-    folder = graphs.saved(whole, tmp_path_factory.mktemp("models") / "many")
-    with served(folder) as service:
-        yield service, cases
-
-
-@pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_onnxs_own_cases_side_by_side(merged: tuple[Service, list[Case]], kind: str) -> None:
-    service, cases = merged
-    arrays = {
-        spec.name: np.asarray(data)
-        for case in cases
-        for spec, data in zip(case.model.graph.input, case.inputs, strict=False)
-    }
-    outputs = service.triton(kind, "many", arrays)
-    for case in cases:
-        found = [outputs[spec.name] for spec in case.model.graph.output]
-        assert same(case, case.outputs, found), case.name
+    paths = service.check_examples()
+    assert {"/v2/models/{model}/infer", "/v1/models/{model}:predict"} <= paths
+    assert not paths & {"/predict", "/predictions/{model}"}  # which need a task

@@ -1,7 +1,6 @@
 """Several web processes share one engine, and one that dies or hangs is replaced."""
 
 import base64
-import json
 import re
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,9 +48,7 @@ def test_classes_are_counted_if_there_are_few(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str
 ) -> None:
     for name, classes in (("few", 100), ("many", 101)):
-        write_model(tmp_path / name, "1", prefix="class ", classes=classes)
-        path = tmp_path / name / "model.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"name": name, "aliases": {}}))
+        write_model(tmp_path / name, "1", "class ", classes, name=name, aliases={})
     models = f"{tmp_path / 'few'},{tmp_path / 'many'}"
     settings = {"models": models, "web_processes": web_processes, "instances": "1"}
     with fake_service(fake_settings, **settings) as (url, _):

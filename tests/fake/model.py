@@ -2,13 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 CLASSES = 4096
 
 
-def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLASSES) -> None:
-    """8x8 pictures, classes named PREFIX0, PREFIX1 and so on; nothing for a real backend to load."""
-    description = {
+def write_model(
+    folder: Path, version: str, prefix: str = "", classes: int = CLASSES, **fields: Any
+) -> None:
+    """8x8 pictures, classes named PREFIX0, PREFIX1 and so on; nothing for a real backend to load.
+
+    `fields` are others of model.json.
+    """
+    description: dict[str, Any] = {
         "name": "fake",
         "version": version,
         "labels": [f"{prefix}{index}" for index in range(classes)],
@@ -18,4 +24,4 @@ def write_model(folder: Path, version: str, prefix: str = "", classes: int = CLA
         "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.json").write_text(json.dumps(description))
+    (folder / "model.json").write_text(json.dumps(description | fields))

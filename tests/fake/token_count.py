@@ -1,6 +1,7 @@
-"""A task of another package: one file, with its row; `tests/e2e/test_new_task.py` serves it."""
+"""A task of another package: one file, with its row; `tests/e2e/test_tasks.py` serves it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from pydantic import BaseModel, Field
@@ -55,3 +56,12 @@ ROW = TaskKind(
     outputs={"states": ("token", "hidden")},
     plain_graph=True,
 )
+
+
+def install(folder: Path) -> None:
+    """Writes what pip writes for a package that has the row as an entry point."""
+    written = folder / "token_count-1.dist-info"
+    written.mkdir()
+    (written / "METADATA").write_text("Metadata-Version: 2.1\nName: token-count\nVersion: 1\n")
+    row = "token-count = tests.fake.token_count:ROW"
+    (written / "entry_points.txt").write_text(f"[smallplates.tasks]\n{row}\n")

@@ -42,12 +42,6 @@ def clients(counts_fd: int | None = None) -> Iterator[list[EngineClient]]:
         yield made
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop that the service runs on."""
-    return "asyncio"
-
-
 async def test_one_web_process_may_take_all_and_then_nobody_gets_more() -> None:
     with clients() as (first, second, _):
         taken = first.acquire(count=4)

@@ -1,4 +1,4 @@
-"""`smallplates.models.task_kinds`: rows of other packages; `tests/e2e/test_new_task.py` serves one."""
+"""`smallplates.models.task_kinds`: rows of other packages; `tests/e2e/test_tasks.py` serves one."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.task_kinds import PYTHON, kind_of, kinds_of_export
-from tests.e2e.test_new_task import install
-from tests.fake.token_count import ROW
+from tests.fake.token_count import ROW, install
 
 
 def test_an_entry_point_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

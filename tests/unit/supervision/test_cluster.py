@@ -37,12 +37,6 @@ End = tuple[WebProcess, socket.socket]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of the parent."""
-    return "asyncio"
-
-
-@pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     """One whose processes have not been started."""
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
@@ -145,22 +139,6 @@ async def test_connections_are_accepted_when_all_have_been_ready_once(
     assert (received(its_end), received(other_end)) == ([], ["accept"])
 
 
-async def test_a_web_process_that_leaves_ping_after_ping_unanswered_is_killed(
-    parent: cluster.Cluster, web_processes: list[End]
-) -> None:
-    (well, its_end), (silent, _) = web_processes
-    tell(parent, silent, 1)
-    for _ in range(MAX_UNANSWERED):
-        parent._ping()
-        assert received(its_end) == ["ping"]
-        tell(parent, well, 0)
-        assert silent.popen.poll() is None
-    parent._ping()
-    assert silent.popen.wait(20) == -9
-    assert not silent.ready
-    assert well.popen.poll() is None
-
-
 async def test_a_long_pause_of_all_processes_counts_once(
     parent: cluster.Cluster, web_processes: list[End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,21 +154,6 @@ async def test_a_long_pause_of_all_processes_counts_once(
         for web_process, _ in web_processes:
             tell(parent, web_process, 1)
     assert all(web_process.ready for web_process, _ in web_processes)
-
-
-async def test_nobody_is_pinged_without_connections(
-    parent: cluster.Cluster, web_processes: list[End]
-) -> None:
-    (first, its_end), (second, _) = web_processes
-    seen = []
-    for web_process, connections in ((first, 0), (first, 2), (second, 1), (first, 0), (second, 0)):
-        tell(parent, web_process, connections)
-        seen.append(parent._next_ping)
-    before, planned, *kept, after = seen
-    assert planned is not None
-    assert kept == [planned, planned]  # none the sooner for the second one's connection
-    assert (before, after, planned.cancelled()) == (None, None, True)
-    assert received(its_end) == []
 
 
 async def test_the_connections_of_a_dead_web_process_are_gone(

@@ -20,12 +20,6 @@ LAYOUT = SlotLayout(
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of the process in which the registry runs."""
-    return "asyncio"
-
-
 class Web:
     """A web process that notes what it is told; it refuses the versions in `broken`."""
 

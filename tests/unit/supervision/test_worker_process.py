@@ -15,13 +15,12 @@ import structlog
 from structlog.testing import capture_logs
 
 from smallplates.engine.memory import Memory
-from smallplates.engine.worker_args import WorkerArgs
 from smallplates.settings import Settings
 from smallplates.supervision import worker_process
 from smallplates.supervision.worker_process import WorkerProcess, describe_exit
 from smallplates.system import cpus
 from tests.servers import wait_for
-from tests.unit.engine.conftest import LAYOUT
+from tests.unit.engine.conftest import worker_args
 
 
 @pytest.fixture
@@ -128,22 +127,7 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
 
     monkeypatch.setattr(os, "pipe", pipe)
     monkeypatch.setattr(subprocess, "Popen", refused)
-    arguments = WorkerArgs(
-        index=0,
-        parent=os.getpid(),
-        backend="no:Backend",
-        model="",
-        model_dir="",
-        version="1",
-        scratch=None,
-        gpu=0,
-        settings={"device": "cpu"},
-        layout=LAYOUT,
-        memory_fd=memory.fd,
-        counts_fd=memory.counts.fd,
-        work_pipes=((0, 0), (0, 0)),
-        done_fds=(),
-    )
+    arguments = worker_args(memory, work_pipes=((0, 0), (0, 0)), done_fds=())
     with pytest.raises(OSError, match="too many"):
         worker_process.WorkerProcess(0, 0).start(arguments)
     for fd in (fd for ends in opened for fd in ends):

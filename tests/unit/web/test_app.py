@@ -130,7 +130,12 @@ def test_methods_that_no_route_has_are_not_allowed(client: httpx.AsyncClient) ->
 
 
 def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncClient) -> None:
-    answer = asyncio.run(client.get("/health/live", headers={"Origin": "http://page.example"}))
+    other, answer = (
+        asyncio.run(client.get("/health/live", headers={"Origin": f"http://{name}.example"}))
+        for name in ("other", "page")
+    )
+    assert "Access-Control-Allow-Origin" not in other.headers
+    assert answer.headers["Access-Control-Allow-Origin"] == "http://page.example"
     exposed = set(answer.headers["Access-Control-Expose-Headers"].lower().split(", "))
     of_errors = {name for kind in subclasses(ServingError) for name in kind("").headers}
     wanted = {"Inference-Header-Content-Length", "X-Request-ID", "Server-Timing", "X-Input-Truncated"}

@@ -17,12 +17,6 @@ OTHER = 1
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of a web process, without uvloop."""
-    return "asyncio"
-
-
-@pytest.fixture
 def listener() -> Iterator[socket.socket]:
     """One that listens."""
     with socket.create_server(("127.0.0.1", 0)) as made:

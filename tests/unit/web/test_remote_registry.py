@@ -31,12 +31,6 @@ LARGE = Signature(
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of a web process, without uvloop."""
-    return "asyncio"
-
-
 class Web:
     """What answers requests; it notes what it is told, and refuses version 3."""
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from smallplates.engine.memory import Memory, SlotLayout, State, record, send
-from smallplates.engine.worker_args import WorkerArgs
 from smallplates.models.tensors import Array, Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.supervision.suspects import Suspects
 from smallplates.supervision.worker_process import managed_pipe
 from smallplates.worker.process import Worker
+from tests.unit.engine.conftest import worker_args
 
 LENGTHS = (9, 3, 8, 3)
 SHARING = {"compute_one", "take", "_read", "_claim", "mark", "give_back", "_write", "report"}
@@ -62,19 +62,9 @@ class Engine:
 
     def worker(self, index: int) -> Worker:
         """A worker in this process, with a backend."""
-        args = WorkerArgs(
+        args = worker_args(
+            self.memory,
             index=index,
-            parent=os.getpid(),
-            backend="no:Backend",
-            model="",
-            model_dir="",
-            version="1",
-            scratch=None,
-            gpu=0,
-            settings={},
-            layout=LAYOUT,
-            memory_fd=self.memory.fd,
-            counts_fd=self.memory.counts.fd,
             work_pipes=(self._work, self._bulk),
             done_fds=(self._done[1],),
             control_fd=self._control[0],

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from smallplates.engine.memory import Memory, SlotLayout
-from smallplates.engine.worker_args import WorkerArgs
 from smallplates.errors import ConfigurationError
 from smallplates.settings import Settings
 from smallplates.supervision.worker_process import managed_pipe
@@ -15,6 +14,7 @@ from smallplates.tasks.image_classification import image_signatures
 from smallplates.worker import queue
 from smallplates.worker.process import Worker
 from tests.fake.model import CLASSES, write_model
+from tests.unit.engine.conftest import worker_args
 
 LAYOUT = SlotLayout(
     slots=2, web_processes=1, workers=3, max_batch=1, signatures=image_signatures((8, 8), CLASSES)
@@ -31,19 +31,12 @@ def loads_twice(model_dir: Path, index: int, wakes_one: bool, **settings: object
         epoll = queue.exclusive_epoll([interactive[0], bulk[0]]) if wakes_one else None
         if wakes_one and epoll is None:
             pytest.skip("here every record wakes all idle workers")
-        args = WorkerArgs(
+        args = worker_args(
+            memory,
             index=index,
-            parent=os.getpid(),
             backend="tests.fake.backend:FakeBackend",
             model="fake",
             model_dir=str(model_dir),
-            version="1",
-            scratch=None,
-            gpu=0,
-            settings={"device": "cpu"},
-            layout=LAYOUT,
-            memory_fd=memory.fd,
-            counts_fd=memory.counts.fd,
             work_pipes=(interactive, bulk),
             done_fds=(done[1],),
             epoll_fd=os.dup(epoll.fileno()) if epoll else None,  # the worker closes its own

@@ -18,12 +18,6 @@ from smallplates.web.inference.thread_pool import ThreadPool
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """An event loop of asyncio."""
-    return "asyncio"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(None, 5000), ("1", 1), ("0004999", 4999), ("5001", 5000), ("9" * 20, 5000), ("9" * 60_000, 5000)],

@@ -109,27 +109,82 @@ def test_any_bytes_are_answered_or_refused(data: bytes, changes: dict[int, int])
         assert content["request_id"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+MISTAKES: dict[tuple[int, str], tuple[bytes, ...]] = {
+    (400, "invalid_json"): (
         *(b"{", b"[" * 1024, b'{"a":' * 200, b"\xff", b'{"top_k": 1', b'{"top_k": nan}', b"{}x"),
-        *(b'"\\ud800"', b'{"key": "\\ud800"}', b'{"request_id": "\\ud800"}'),
+    ),
+    (400, "invalid_text"): (b'"\\ud800"', b'{"key": "\\ud800"}', b'{"request_id": "\\ud800"}'),
+    (422, "invalid_request"): (
         *(b"[]", b"7", b"null", b'{"top_k": 0}', b'{"top_k": 1.5}', b'{"top_k": "3"}', b'{"top_k": 4}'),
-        *(b'{"timeout_ms": -1}', b'{"priority": "urgent"}', b'{"priority": "bulk\\n"}'),
-        *(b'{"unknown": 1}', b'{"key": 7}', b" " * 1025),
+        *(b'{"timeout_ms": -1}', b'{"timeout_ms": 0}', b'{"top_k": 123456789012345678901234567890}'),
+        *(b'{"priority": "urgent"}', b'{"priority": "bulk\\n"}', b'{"unknown": 1}', b'{"key": 7}'),
+    ),
+}
+"""Status and code -> options."""
+
+
+def frame(body: bytes, options: bytes = b"") -> bytes:
+    """A request frame with options of any kind."""
+    return tcp.FRAME.pack(6 + len(options) + len(body), 7, len(options)) + options + body
+
+
+@pytest.mark.parametrize(
+    ("error", "options"), [(error, options) for error, all_ in MISTAKES.items() for options in all_]
+)
+def test_a_mistake_costs_one_answer_and_not_the_connection(
+    error: tuple[int, str], options: bytes
+) -> None:
+    wrong, right = Service().answers(frame(BODY, options) + request_frame(8, BODY, {}))
+    assert (wrong[0], wrong[1], wrong[2]["code"]) == (7, *error)
+    assert set(wrong[2]) == {"detail", "code", "request_id"}
+    assert right[:2] == (8, 200)
+
+
+@pytest.mark.parametrize(
+    ("sent", "number", "status", "code"),
+    [
+        (tcp.FRAME.pack(0, 7, 0), 0, 422, "invalid_request"),
+        (tcp.FRAME.pack(5, 7, 0), 0, 422, "invalid_request"),
+        (tcp.FRAME.pack(8, 7, 3), 0, 422, "invalid_request"),
+        (tcp.FRAME.pack(6, 7, 65535), 0, 422, "invalid_request"),
+        (bytes(400_000), 0, 422, "invalid_request"),
+        (b"\0\0\0\5", 0, 422, "invalid_request"),  # at once: there can be no head behind it
+        (tcp.FRAME.pack(2**32 - 1, 7, 0), 7, 413, "payload_too_large"),
+        (tcp.FRAME.pack(2**31, 7, 0) + bytes(400_000), 7, 413, "payload_too_large"),
+        (tcp.FRAME.pack(6 + 2000, 7, 2000), 7, 413, "payload_too_large"),
+        (frame(bytes(1001)), 7, 413, "payload_too_large"),
+        (frame(BODY, b" " * 1025), 7, 413, "payload_too_large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", int.from_bytes(b"/ HT"), 413, "payload_too_large"),
+        (b"\0\0", 0, 408, "request_timeout"),
+        (frame(BODY)[:10], 7, 408, "request_timeout"),
+        (frame(BODY)[:-1], 7, 408, "request_timeout"),
+        (frame(b"", b"{}" + b" " * 100)[:-1], 7, 408, "request_timeout"),
+        (frame(BODY, b"{")[:-1], 7, 400, "invalid_json"),
     ],
 )
-def test_other_options_than_documented(options: bytes) -> None:
-    frame = tcp.FRAME.pack(6 + len(options) + len(BODY), 7, len(options)) + options + BODY
-    ((number, status, _), *others) = Service().answers(frame + request_frame(8, BODY, {}))
-    assert (number, status in (400, 413, 422)) == (7, True)
-    assert [answer[:2] for answer in others] == ([(8, 200)] if status != 413 else [])
+def test_a_broken_frame_is_told_so_and_ends_the_connection(
+    sent: bytes, number: int, status: int, code: str
+) -> None:
+    service = Service()
+    answers = service.answers(sent)
+    assert [(n, answered, content["code"]) for n, answered, content in answers] == [
+        (number, status, code)
+    ]
+    assert service.writer.close.called
 
 
-@pytest.mark.parametrize(("sizes", "status"), [((0, 1000), 200), ((0, 1001), 413), ((1025, 0), 413)])
-def test_sizes_are_limited(sizes: tuple[int, int], status: int) -> None:
-    frame = tcp.FRAME.pack(6 + sum(sizes), 7, sizes[0]) + b" " * sizes[0] + bytes(sizes[1])
-    assert [answer[:2] for answer in Service().answers(frame)] == [(7, status)]
+@pytest.mark.parametrize("key", [{}, {"key": ""}, {"key": "Sesame"}, {"key": "sesame "}])
+def test_a_wrong_key_ends_the_connection(key: dict[str, Any]) -> None:
+    service = Service(api_key="sesame")
+    ((_, status, content),) = service.answers(request_frame(7, BODY, key) * 2)
+    assert (status, content["code"]) == (401, "unauthorized")
+    assert service.writer.close.called
+    right = request_frame(7, BODY, {"key": "sesame"}) * 2
+    assert [answer[1] for answer in Service(api_key="sesame").answers(right)] == [200, 200]
+
+
+def test_the_largest_body_is_taken() -> None:
+    assert [answer[:2] for answer in Service().answers(frame(bytes(1000)))] == [(7, 200)]
 
 
 def test_a_client_that_has_reset_its_connection_is_no_error() -> None:

@@ -160,6 +160,43 @@ def statuses(answers: bytes) -> list[bytes]:
     return STATUS.findall(answers)
 
 
+HTTP2 = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+WEBSOCKET = b"Upgrade: websocket\r\nConnection: keep-alive, upgrade\r\nSec-WebSocket-Version: 13\r\n"
+
+
+@pytest.mark.parametrize("offer", [HTTP2, WEBSOCKET], ids=["http2", "websocket"])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("piecewise", [False, True])
+async def test_the_body_of_an_offer_of_another_protocol_belongs_to_it(
+    client: Client, offer: bytes, chunked: bool, piecewise: bool
+) -> None:
+    """Offers are ignored, and hide nothing from the parser; a body is never another request."""
+    body = GET % b"b"
+    request = post(b"read", len(body), offer) + body
+    if chunked:
+        head = CHUNKED.replace(b"Transfer", offer + b"Transfer")
+        request = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    for piece in [bytes([byte]) for byte in request] if piecewise else [request * 2]:
+        client.writer.write(piece)
+        await client.writer.drain()
+    client.writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert statuses(await client.rest()) == [b"200"] * (2 if piecewise else 3)
+    assert client.app.asked == ["/read"] * (1 if piecewise else 2) + ["/a"]
+
+
+async def test_who_offers_another_protocol_and_closes_is_answered(client: Client) -> None:
+    client.writer.write(post(b"read", 3, HTTP2.replace(b"Upgrade,", b"Upgrade, close,")) + b"abc")
+    assert statuses(await client.rest()) == [b"200"]
+
+
+async def test_many_heads_together_may_be_larger_than_one(client: Client) -> None:
+    filler = b"x: " + b"y" * (MAX_HEAD_BYTES // 2)
+    for number in range(5):
+        client.writer.write((GET % b"a").replace(b"Host", filler + b"\r\nHost"))
+        await client.reader.readuntil(b"/a 0.")
+        assert len(client.app.asked) == number + 1
+
+
 async def test_answers_come_in_the_order_of_their_requests(client: Client) -> None:
     requests = post(b"held", 3) + b"abc" + GET % b"a" + post(b"read", 2) + b"de" + GET % b"c"
     await client.ask(requests, "/held")
@@ -277,6 +314,7 @@ async def test_who_does_not_read_gets_no_refusals_by_the_head(client: Client) ->
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", b"400"),
         (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", b"505"),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
         (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"0\r\n\r\n", b"501"),
         (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", b"400"),
     ],

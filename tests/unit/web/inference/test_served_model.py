@@ -13,6 +13,7 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
+from smallplates.tasks.base import Prepared
 from smallplates.tasks.image_classification import image_signatures
 from smallplates.web.inference.served_model import Input, RequestOptions, ServedModel, Traffic
 from smallplates.web.metrics import Metrics
@@ -76,6 +77,20 @@ def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
     asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
     assert service._threads.run.called is on_threads
     assert service._turns.wait.called is in_turn
+
+
+@pytest.mark.parametrize(
+    ("count", "runs_inline", "on_thread"), [(1, True, False), (1, False, True), (2, True, True)]
+)
+def test_answers_that_are_slow_to_make_are_made_on_a_thread(
+    model: Model, count: int, runs_inline: bool, on_thread: bool
+) -> None:
+    service = served(model, "cpu", 5.0, 2, 1)
+    service.task = Mock(postprocess=Mock(return_value=["at once"]))
+    service._threads = Mock(run=AsyncMock(return_value=["on a thread"]))
+    request = Prepared([()] * count, None, runs_inline=runs_inline)
+    (answer,) = asyncio.run(service._postprocess([request], [Mock()] * count, 1, bulk=False))
+    assert list(map(str, answer)) == ["on a thread" if on_thread else "at once"]
 
 
 def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:

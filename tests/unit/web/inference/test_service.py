@@ -21,12 +21,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of a web process, without uvloop."""
-    return "asyncio"
-
-
-@pytest.fixture
 def service() -> InferenceService:
     """One that has no engine yet."""
     registry = Mock(shares_ports=False)

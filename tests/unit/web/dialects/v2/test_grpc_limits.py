@@ -21,12 +21,6 @@ from tests.unit.web.api.entries import tensors
 MB = 2**20
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """The event loop of gRPC's server."""
-    return "asyncio"
-
-
 def limits(timeout_ms: int = 60_000) -> Settings:
     """Settings with which four messages may arrive at once, and four streams be open."""
     return Settings(body_timeout_ms=timeout_ms, max_body_bytes=4 * MB, max_buffered_bytes=16 * MB)
