@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests import exports, servers
+from tests import exports, graphs, servers
 from tests.e2e.services import (
     WEB,
     WORKER,
@@ -108,3 +108,24 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
         assert unloaded.status_code == 200
         assert len(programs(server, WORKER)) == 1
         assert metric(url, "serving_free_slots") == 256
+
+
+def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Path) -> None:
+    names = [f"a_rather_long_name_of_an_input_{index}" for index in range(500)]
+    graph = graphs.model(
+        [graphs.node("Sum", " ".join(names), "sum")],
+        [graphs.value(name, axes=("N", 2)) for name in names],
+        [graphs.value("sum", axes=("N", 2))],
+    )
+    folder = graphs.saved(graph, tmp_path / "wide")
+    settings = {"SERVING_MODELS": str(folder), **servers.UNMEASURED}
+    more = {"package": "fastapi_onnx", "web_processes": "2"}
+    with fake_service(settings, **more) as (url, server), ExitStack() as held:
+        connect_to_each(url, programs(server, WEB), held)
+        inputs = [
+            {"name": name, "datatype": "FP32", "shape": [1, 2], "data": [index, 1]}
+            for index, name in enumerate(names)
+        ]
+        for _ in range(4):
+            answer = requests.post(f"{url}/v2/models/wide/infer", json={"inputs": inputs}, timeout=30)
+            assert answer.json()["outputs"][0]["data"] == [sum(range(500)), 500]
