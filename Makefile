@@ -44,7 +44,7 @@ test-all: test  ## everything that needs no GPU: what `test` runs, then the test
 	@$(MAKE) test-slow
 
 test-slow: .venv/dev-all.installed  ## the tests marked slow: they need PyTorch, or seconds
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --durations 20
 
 test-docs: .venv/dev-all.installed  ## the blocks of code in README.md and docs/, as printed; part of test-all
 	$(BIN)/python -m pytest -m slow tests/e2e/test_document_blocks.py
