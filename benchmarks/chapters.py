@@ -199,7 +199,8 @@ def gpu(content: Content) -> str:
 
 RENDERERS: dict[str, Callable[[Content], str]] = {
     **dict.fromkeys(
-        ("compare", "compare-text", "compare-bf16", "compare-text-bf16"), compare_report.compare
+        ("compare", "compare-text", "compare-bf16", "compare-text-bf16", "compare-embed"),
+        compare_report.compare,
     ),
     **{part.__name__: part for part in (load, limit, overload, stress, jobs, neighbours, scale, gpu)},
 }
