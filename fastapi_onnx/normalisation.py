@@ -20,7 +20,7 @@ NORMALISED = f"{PIXELS}_normalised"
 def with_two_inputs(model: onnx.ModelProto, pipeline: ImagePipeline) -> onnx.ModelProto:
     """Returns the model with the inputs uint8 [N, H, W, 3] and float [M, 3, H, W], one of them empty.
 
-    Its only output is that of the logits. The model itself reads float [N, 3, H, W].
+    It returns only the logits. The model itself reads float [N, 3, H, W].
     (pixel / 255 - mean) / std becomes one multiplication and one addition per channel. Raises
     ConfigurationError if the model has another input, or no logits.
 

@@ -65,9 +65,6 @@ class TensorGraph:
     def __init__(self, model: onnx.ModelProto, description: ModelDescription, objection: str) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
-        self._doubt = ""
-        """Why this axis may not be the batch; empty if no output is against it."""
-
         inputs = model_inputs(model.graph)
         batch, differing = find_batch(inputs, self._limits)
         forget_weights(model.graph)
@@ -103,7 +100,9 @@ class TensorGraph:
         self._alone = batch is None
         """Whether only batches of one can be computed."""
 
-        self._doubt = ""
+        self._doubt: str = ""
+        """Why this axis may not be the batch; empty if no output is against it."""
+
         self._note = ""
         """Why items are computed one at a time; empty if outputs divide into items."""
 

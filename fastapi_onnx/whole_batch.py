@@ -1,7 +1,7 @@
-"""What a graph computes from all items of a batch: branches, loops and reductions.
+"""Finds branches, loops and reductions that depend on all items of a batch.
 
-It may take effect only beyond a threshold, so that comparing made-up items does not show it. Only what
-follows from the inputs' numbers counts here; the batch's size alone can be tried out. Called by
+They may change the results only beyond a threshold, so comparing made-up items does not show them. What
+follows from the batch's size alone does not count here, because it can be tried out. Called by
 `signature.py`.
 """
 
@@ -36,10 +36,10 @@ class Trace:
     """Names of the tensors that follow from the inputs' numbers."""
 
     numbers: set[str] = field(default_factory=set)
-    """Those with other numbers for other numbers."""
+    """Tensors whose numbers follow from the inputs' numbers."""
 
     shapes: set[str] = field(default_factory=set)
-    """Those with another shape for other numbers."""
+    """Tensors whose shape follows from the inputs' numbers."""
 
     def add(self, names: Iterable[str], numbers: bool, shapes: bool) -> None:
         """Adds names to these sets."""
@@ -155,7 +155,7 @@ class WholeBatch:
 
 
 def name_of(node: onnx.NodeProto) -> str:
-    """Returns a node's name, or that of its output, with its operator."""
+    """Returns the node's name, or its output's if it has none, and its operator."""
     return f"{node.name or node.output[0]} ({node.op_type})"
 
 

@@ -78,6 +78,19 @@ def nonzero() -> onnx.ModelProto:
     return model(nodes, inputs, outputs)
 
 
+SPLIT: dict[str, Any] = {
+    "domain": "ai.onnx.ml",
+    "nodes_treeids": [0, 0, 0],
+    "nodes_nodeids": [0, 1, 2],
+    "nodes_featureids": [1, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_values": [0.5, 0.0, 0.0],
+    "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0],
+}
+"""Attributes of a tree that splits by whether the second number is at most 0.5."""
+
+
 def trees(label_axis: int | str | None = None, **labels: Any) -> onnx.ModelProto:
     """Input `X` FP32 [N, 2]; outputs `label` [N] and `probabilities` FP32 [N, 3], of a single tree.
 
@@ -89,14 +102,7 @@ def trees(label_axis: int | str | None = None, **labels: Any) -> onnx.ModelProto
         "TreeEnsembleClassifier",
         "X",
         "label probabilities",
-        domain="ai.onnx.ml",
-        nodes_treeids=[0, 0, 0],
-        nodes_nodeids=[0, 1, 2],
-        nodes_featureids=[1, 0, 0],
-        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
-        nodes_values=[0.5, 0.0, 0.0],
-        nodes_truenodeids=[1, 0, 0],
-        nodes_falsenodeids=[2, 0, 0],
+        **SPLIT,
         class_treeids=[0] * 6,
         class_nodeids=[1, 1, 1, 2, 2, 2],
         class_ids=[0, 1, 2, 0, 1, 2],

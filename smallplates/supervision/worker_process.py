@@ -66,7 +66,7 @@ class WorkerProcess:
     """Whether the last of `failed_starts` was its own fault, or SIGKILL has ended too many of them."""
 
     error: str | None = None
-    """What it has reported that it cannot load."""
+    """Why it cannot load the model, as it has reported."""
 
     start_at: float | None = 0.0
     """Time of the next start; None while the worker runs, or until it is needed; infinite while it is

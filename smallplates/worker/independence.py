@@ -35,9 +35,9 @@ def difference_alone(
 ) -> float:
     """Returns how far the first items of a batch are from the same items alone, without their padding.
 
-    `ends` has the length of each item's last axis, or None for all of it; without lengths, the largest
-    number is that of the whole batch. If the batch size is fixed, not 0, an item is computed with copies
-    of itself. Raises the runtime's errors.
+    `ends` has the length of each item's last axis, or None for all of it. Without lengths, differences
+    are relative to the largest number of the whole batch. If the batch size is fixed, not 0, an item is
+    computed with copies of itself. Raises the runtime's errors.
     """
     together = infer(batch)
     pairs = [(array.ravel(), array.ravel()) for array in together if not any(ends)]

@@ -38,7 +38,8 @@ PROMPTS = {"query": ("query",), "passage": ("passage", "document")}
 """`input_type` -> the prompts that it stands for; a model without them has one form for all texts."""
 
 CUTS: dict[Any, dict[str, Any]] = {
-    **{cut: {"truncate": cut} for cut in (False, True)},
+    False: {"truncate": False},
+    True: {"truncate": True},
     "NONE": {"truncate": False},
     "START": {"truncate": True, "truncation_direction": "left"},
     "END": {"truncate": True, "truncation_direction": "right"},
@@ -74,18 +75,17 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
-    form = {"normalize": True, "dimensions": asked.dimensions, **cut_of(entry, asked)}
-    known: Any = entry.model.task
-    names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in known.prompts)
+    task: Any = entry.model.task
+    form = {"normalize": True, "dimensions": asked.dimensions, **cut_of(asked, task.max_tokens)}
+    names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in task.prompts)
     form["prompt_name"] = next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
     return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))
 
 
-def cut_of(entry: CatalogEntry, asked: EmbeddingsRequest) -> dict[str, Any]:
-    """Returns whether and where long texts are cut. Raises InvalidRequestError."""
-    task: Any = entry.model.task
-    tokens, most = asked.truncate_prompt_tokens, task.max_tokens
+def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
+    """Returns whether and where texts of more than `most` tokens are cut. Raises InvalidRequestError."""
+    tokens = asked.truncate_prompt_tokens
     if tokens is None:
         return CUTS.get(asked.truncate, {})
     if tokens != -1 and tokens < most:
