@@ -383,11 +383,12 @@ class Supervisor:
         ready = sum(p.ready for p in self._processes)
         self.memory.ready_workers[0] = ready
         has_failed = all(p.has_failed for p in self._processes if p.is_wanted)
-        self._publish_down(not ready and has_failed and self._startup_over.is_set())
-        if self.memory.is_asleep[0] and (ready or self.memory.is_down[0]):
-            self.memory.is_asleep[0] = False
+        is_down = not ready and has_failed and self._startup_over.is_set()
+        if self.memory.is_asleep[0] and (ready or is_down):
+            self.memory.is_asleep[0] = False  # before requests are refused, so that nobody sees both
             if ready:
                 self._log.info("model awake", load_s=round(self.memory.load_s[0], 1))
+        self._publish_down(is_down)
 
     def _publish_down(self, is_down: bool) -> None:
         """Publishes whether the engine is down; if that has changed, notifies every web process."""
