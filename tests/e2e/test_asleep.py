@@ -114,7 +114,7 @@ def test_requests_that_wait_load_it_once_within_their_deadlines_even_if_the_work
         answers = [answer.result().json()["prediction"] for answer in waiting]
         assert answers == [str(i) for i in range(20)]
         wait_for(lambda: is_asleep(url, server))
-        assert metric(url, "serving_free_slots") == 256
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
         wait_for(lambda: metric(url, "serving_worker_restarts_total") == 1)
 
 
@@ -181,7 +181,7 @@ def test_a_worker_that_stands_by_sleeps_wakes_and_dies_like_the_one_that_compute
             (tmp_path / "loading").unlink()
             assert waiting.result().json()["prediction"] == "7"
         wait_for(lambda: is_asleep(url, server))
-        assert metric(url, "serving_free_slots") == 256
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
         assert metric(url, "serving_worker_restarts_total") == 4
 
 

@@ -9,7 +9,7 @@ import requests
 from smallplates.settings import Protocol
 from smallplates.web.app import DIALECTS
 from tests import exports, servers
-from tests.servers import metric
+from tests.servers import metric, wait_for
 
 PATH = "/v1/labels"
 
@@ -50,7 +50,7 @@ def test_an_answer(url: str) -> None:
     assert answer.json() == {"label": native.json()["prediction"]}
     assert "infer;dur=" in answer.headers["Server-Timing"]
     labels = f'code="ok",model="texts",path="{PATH}",status="200"'
-    assert metric(url, rf"serving_requests_total{{{labels}}}") == 1
+    wait_for(lambda: metric(url, rf"serving_requests_total{{{labels}}}") == 1)
 
 
 @pytest.mark.parametrize(

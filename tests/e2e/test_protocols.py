@@ -172,7 +172,7 @@ def test_grpc_keeps_keys_limits_secrets_and_statistics_of_several_web_processes(
         assert (caught.value.status(), caught.value.message()) == ("StatusCode.INTERNAL", HIDDEN)
         path = "/inference.GRPCInferenceService/ModelInfer"
         labels = f'code="internal_error",model="fake",path="{path}",status="500"'
-        assert metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1
+        wait_for(lambda: metric(url, re.escape(f"serving_requests_total{{{labels}}}")) == 1)
 
 
 def test_versions_are_loaded_by_tritons_clients(versions: dict[str, str]) -> None:

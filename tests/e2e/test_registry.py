@@ -107,7 +107,7 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
         unloaded = requests.post(f"{url}/v2/repository/models/other/unload", headers=KEY, timeout=60)
         assert unloaded.status_code == 200
         assert len(programs(server, WORKER)) == 1
-        assert metric(url, "serving_free_slots") == 256
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
 def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -
         assert {answer.status for answer in answers} == {200}
         # /metrics adds up over both, whichever answers
         for _ in range(2):
-            assert metric(url, "serving_batch_size_sum") == 500
-            assert metric(url, "serving_free_slots") == 10
+            wait_for(lambda: metric(url, "serving_batch_size_sum") == 500)
+            wait_for(lambda: metric(url, "serving_free_slots") == 10)
 
 
 @pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
@@ -86,7 +86,7 @@ def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(
         assert len(programs(server, WEB)) == model["web_processes"]
         assert metric(url, "serving_web_processes") == model["web_processes"]
         check_right(send_all(url, numbered(200), senders=8), 200)
-        assert metric(url, "serving_free_slots") == 256
+        wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
 @pytest.mark.slow
