@@ -62,7 +62,7 @@ def test_too_slow(stub: StubApi, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(ApiClient(settings)) as client, pytest.raises(ApiError) as caught:
         predict(client)
     assert caught.value.code == "api_timeout"
-    assert stub.asked[0].headers["X-Request-Timeout-Ms"] == "500"
+    assert 0 < int(stub.asked[0].headers["X-Request-Timeout-Ms"]) <= 500  # what is left of it
     until(lambda: stub.left == 1, "the API to see the client leave")
 
 
