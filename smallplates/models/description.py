@@ -56,7 +56,7 @@ class ImagePipeline(BaseModel):
 
     exact: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether to resize to exactly Pillow's pixels. Otherwise faster code is used, with some pixels off
-    by one."""
+    by one, very few by two."""
 
     center_crop: Side | None = None
     """Side in pixels of the square that is cropped from the centre after `resize`; null: no crop."""
