@@ -29,8 +29,7 @@ LABELS = folder.read_labels(Path(__file__).with_name("labels.txt"))
 CARD = Path(__file__).with_name("food11.card.md")
 
 IMAGE = ImagePipeline(
-    resize=photos.BODY_SIZE,
-    center_crop=photos.BODY_SIZE,
+    resize=(photos.BODY_SIZE, photos.BODY_SIZE),
     enlarge=(photos.INPUT_SIZE, photos.INPUT_SIZE),
     mean=mobilenet.MEAN,
     std=mobilenet.STD,
@@ -106,8 +105,7 @@ def main(
         out=out,
         name="food11",
         architecture=mobilenet.ARCHITECTURE,
-        resize=str(IMAGE.resize),
-        center_crop=IMAGE.center_crop,
+        resize=f"{photos.BODY_SIZE}x{photos.BODY_SIZE}",
         enlarge=f"{photos.INPUT_SIZE}x{photos.INPUT_SIZE}",
         body_size=photos.BODY_SIZE,
         temperature=temperature,
@@ -116,7 +114,6 @@ def main(
     export.quantise(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
     figures = {
         "body_size": photos.BODY_SIZE,
-        "resize": IMAGE.resize,
         "temperature": f"{temperature:.2f}",
     }
     card.write(out, CARD, run, figures)

@@ -135,6 +135,7 @@ def test_configuration(triton: Triton, backend_url: str) -> None:
     assert [*map(int, photos["version_policy"]["specific"]["versions"])] == [1]
     description = json.loads(photos["parameters"]["model.json"]["string_value"])
     served = requests.get(f"{backend_url}/model", timeout=10).json()
+    served["image"] = {key: value for key, value in served["image"].items() if value is not None}
     for key in ("name", "version", "labels", "image", "thresholds"):
         assert description[key] == served[key], key
 
