@@ -156,17 +156,18 @@ class TensorGraph:
         if by_data or not has_batch:
             self._alone = True
             if not has_batch or self._batch != 1:
-                self._doubt = self._doubt or self._doubt_of(name, shape, has_batch)
+                self._doubt = self._doubt or self._doubt_of(name, shape, has_batch, bool(by_data))
                 does = "depends on the data in its size" if has_batch else "gets a batch axis in front"
                 self._note = f"items are computed one at a time; the output {name} {does}"
         size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
         return TensorSpec(name, kind, size, note=note if has_batch else "")
 
-    def _doubt_of(self, name: str, shape: Sequence[Axis], has_batch: bool) -> str:
+    def _doubt_of(self, name: str, shape: Sequence[Axis], has_batch: bool, by_data: bool) -> str:
         """Returns why an output that cannot be divided into items is against the batch; empty if not.
 
-        It is if it begins with another axis that varies, or if there is one and the name of the first
-        axis does not say that it is the batch. An axis with a limit in model.json cannot be the batch.
+        It is if it begins with another axis that varies. If the name of the first axis does not say that
+        it is the batch, it is also against it if there is such an axis, or if its size depends on the
+        data, as of boxes. An axis with a limit in model.json cannot be the batch.
         """
         batch = self._batch
         if isinstance(batch, int):
@@ -178,9 +179,10 @@ class TensorGraph:
         if has_batch or self._description.text or (is_named and not {*others}.intersection(shape[:1])):
             return ""
         found = " or ".join([str(batch), *others])
-        return (
-            f"the output {name} has no axis {batch} in front; the batch may be {found}" if others else ""
-        )
+        missing = f"the output {name} has no axis {batch} in front"
+        if others:
+            return f"{missing}; the batch may be {found}"
+        return f"{missing}, and its size depends on the data" if by_data else ""
 
     def _named(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
         """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""

@@ -97,10 +97,13 @@ def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
         signature(unnamed, tmp_path)
 
 
-def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("axis", "is_batched"), [("N", True), ("boxes", False), (None, False)])
+def test_a_first_axis_that_has_a_limit_is_not_the_batch(
+    tmp_path: Path, axis: str | None, is_batched: bool
+) -> None:
     made = model(
         [node("NonZero", "x", "t"), node("Transpose", "t", "y")],
-        [value("x", axes=["N", 4])],
+        [value("x", axes=[axis, 4])],
         [value("y", TensorProto.INT64, ["found", 2])],
     )
     taken = signature(made, tmp_path)
@@ -108,6 +111,7 @@ def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
     assert "found is taken as the batch" in taken.outputs[0].note
     actual = signature(made, tmp_path, found=4)
     assert (actual.outputs[0].shape, actual.batch_size) == (("found", 2), 1)
+    assert actual.is_batched == is_batched  # boxes, for example, are found together
 
 
 @pytest.mark.parametrize(
