@@ -1,5 +1,6 @@
 """`fastapi_onnx.signature` and what leads to it: from a file to a signature, or to a sentence."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,20 @@ def test_a_folder_that_holds_only_a_graph_is_a_model(tmp_path: Path, version: st
     assert made.file("model.onnx").is_file()
     with pytest.raises(ConfigurationError, match="no model in"):
         Model.read(tmp_path / "sums", "2")
+
+
+def test_the_newest_version_of_a_folder_of_graphs_is_served(tmp_path: Path) -> None:
+    for version in ("9", "10", "old", "011"):
+        graphs.saved(graphs.two_by_two(), tmp_path / "sums", version)
+    assert Model.read(tmp_path / "sums").description.version == "10"
+    assert Model.read(tmp_path / "sums", "9").description.version == "9"
+
+
+def test_a_graph_beside_its_description_is_in_the_wrong_place(tmp_path: Path) -> None:
+    folder = graphs.saved(graphs.two_by_two(), tmp_path)
+    (folder / "model.json").write_text(json.dumps(DESCRIBED))
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.onnx .*: move .*/model\.onnx there"):
+        OnnxBackend().signature(Model.read(folder))
 
 
 def test_another_process_reads_the_graph(tmp_path: Path) -> None:
