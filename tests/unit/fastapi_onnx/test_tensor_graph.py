@@ -18,7 +18,7 @@ from smallplates.models.task_kinds import TENSOR
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.supervision import describe
-from smallplates.supervision.planner import planner
+from smallplates.supervision.planner import planner, task_of
 from tests import graphs
 from tests.graphs import Axes, model, node, tensors, value
 
@@ -79,7 +79,9 @@ def test_a_fixed_batch_size_is_the_only_one(tmp_path: Path, size: int) -> None:
 
 
 def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
-    assert signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7).limits == {"n": 7}
+    limited = signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7)
+    task = task_of(Model(tmp_path, ModelDescription(**DESCRIBED)), Settings(), {}, [limited])
+    assert limited.limits == task.limits == {"n": 7}
     with pytest.raises(ConfigurationError, match=r"unknown axes \['m'\]; the variable axes are \['n'\]"):
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
