@@ -31,6 +31,9 @@ TYPES = {
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
+NO_NAMES = ("?", "None")
+"""What exporters write for axes without a name: two such axes may have different sizes."""
+
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
@@ -266,7 +269,10 @@ def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dim
 
 def axes(value: onnx.ValueInfoProto) -> list[Axis]:
     """Returns the size of each axis, or its name; empty where there is neither."""
-    return [axis.dim_value if axis.dim_value > 0 else axis.dim_param for axis in dimensions(value)]
+    return [
+        axis.dim_value if axis.dim_value > 0 else axis.dim_param * (axis.dim_param not in NO_NAMES)
+        for axis in dimensions(value)
+    ]
 
 
 def dtype(value: onnx.ValueInfoProto) -> str:

@@ -61,6 +61,8 @@ def test_weights_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
         (["N", None], None, ("x_axis_1",)),
         (["N", 3, "n"], ["K", 3, "m"], (3, "n")),  # other names for the same, as exporters write
         ([-1, 0], [-1, 0], ("x_axis_1",)),
+        (["?", "?", "?"], ["?", "?", "?"], ("x_axis_1", "x_axis_2")),  # not the same size
+        (["None", 3, "None"], ["None"] * 3, (3, "x_axis_2")),
         (["N"], ["N"], ()),
     ],
 )
