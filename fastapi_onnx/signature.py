@@ -6,6 +6,7 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,9 @@ TYPES = {
     *(TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+MAX_OUTPUT = 2**24
+"""Most elements of an output whose size depends on the data, unless model.json limits its axes."""
+
 MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_NAMES = ("?", "None")
@@ -129,12 +133,23 @@ class TensorGraph:
             "tensor",
             self._inputs,
             self._outputs,
-            limits={axis: self._description.limit(axis) for axis in varying},
+            limits=self._all_limits(),
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
             batch_note=self._objection or self._note,
             failure_is_client_error=True,
         )
+
+    def _all_limits(self) -> dict[str, int]:
+        """Returns the limit of each axis; those that only outputs have share MAX_OUTPUT by default."""
+        limits = {axis: self._description.limit(axis) for axis in self._input_axes}
+        for spec in self._outputs:
+            by_data = [axis for axis in axes_of([spec]) if axis not in self._input_axes]
+            others = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
+            most = max(1, int((MAX_OUTPUT / others) ** (1 / max(1, len(by_data)))))
+            for axis in by_data:
+                limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
+        return limits
 
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
         """Returns an output's specification; finds out whether items must be computed alone.
@@ -150,12 +165,6 @@ class TensorGraph:
             note = f"its axis {shape[0]} is taken as the batch unless it has a limit in model.json"
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
-        for axis in by_data:
-            if axis not in self._limits and axis != self._batch:
-                raise ConfigurationError(
-                    f"the size of the output {name} along {axis} depends on the data; give its "
-                    f'maximum in model.json, such as "limits": {{"{axis}": 1000}}'
-                )
         if by_data or not has_batch:
             self._alone = True
             if not has_batch or self._batch != 1:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.signature import graph_signature
+from fastapi_onnx.signature import MAX_OUTPUT, graph_signature
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
 from smallplates.models.folder import Model
@@ -88,9 +88,8 @@ def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
 
-def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r'places along found .* "limits": {"found": 1000}'):
-        signature(graphs.nonzero(), tmp_path)
+def test_sizes_that_depend_on_the_data_have_a_limit(tmp_path: Path) -> None:
+    assert signature(graphs.nonzero(), tmp_path).limits == {"n": DEFAULT_LIMIT, "found": MAX_OUTPUT // 2}
     actual = signature(graphs.nonzero(), tmp_path, found=100)
     assert [spec.shape for spec in actual.outputs] == [(2, "found"), ("n",)]
     assert actual.limits == {"n": DEFAULT_LIMIT, "found": 100}
@@ -98,8 +97,11 @@ def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
     unnamed = identity(["N", 2], ["N", 2])
     unnamed.graph.output.append(value("z", TensorProto.INT64, None))
     unnamed.graph.node.append(node("NonZero", "x", "z"))
-    with pytest.raises(ConfigurationError, match="z along z_axis_1"):
-        signature(unnamed, tmp_path)
+    assert signature(unnamed, tmp_path).limits == {"z_axis_1": MAX_OUTPUT // 2}
+    axes: Axes = ["N", 3, "height", "width"]
+    pool = node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2])
+    halved = model([pool], [value("x", axes=axes)], [value("y", axes=["N", 3, "h", "w"])])
+    assert [*signature(halved, tmp_path).limits.values()][2:] == [2364, 2364]  # of 3 * 2364 * 2364
 
 
 @pytest.mark.parametrize(("axis", "is_batched"), [("N", True), ("boxes", False), (None, False)])
@@ -309,12 +311,14 @@ def test_a_graph_beside_its_description_is_in_the_wrong_place(tmp_path: Path) ->
 
 def test_another_process_reads_the_graph(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(graphs.nonzero(), tmp_path / "graph"))
-    with pytest.raises(ConfigurationError, match=r'"limits": {"found": 1000}'):
+    read.description.limits["lost"] = 5
+    graphs.saved(graphs.nonzero(), read.folder, "1")
+    (read.folder / "model.json").write_text(read.description.model_dump_json(exclude_none=True))
+    with pytest.raises(ConfigurationError, match=r"unknown axes \['lost'\]"):
         planner(BACKEND, Settings())(read)
-    read.description.limits["found"] = 5  # the other process reads the folder itself
+    read.description.limits["found"] = read.description.limits.pop("lost")  # it reads the folder itself
     written = read.description.model_dump_json(exclude_none=True)
     (read.folder / "model.json").write_text(written)
-    graphs.saved(graphs.nonzero(), read.folder, "1")
     assert planner(BACKEND, Settings())(read) == (BACKEND, (OnnxBackend().signature(read),))
 
 
