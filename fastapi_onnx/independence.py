@@ -5,8 +5,9 @@ request of all its items at once is answered as the graph would. Called by `back
 described, in a process of its own.
 """
 
+import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import inf
@@ -33,6 +34,9 @@ from smallplates.system import cpus
 from smallplates.worker.batch_sizes import LARGEST
 from smallplates.worker.independence import ITEMS, Infer, difference_alone, with_checked_texts
 from smallplates.worker.precision_check import EXACT, MAX_DIFFERENCE, random_inputs
+
+Run = Callable[[Signature, Sequence[Array]], Sequence[Array]]
+"""Computes a batch, as `Network.infer` does."""
 
 QUANTISED = 0.1
 """Largest difference in a graph that computes scales of int8 from its input: of the whole batch."""
@@ -63,14 +67,42 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     try:
         graph = served_graph(model, path)
         session = OnnxRuntimeSession(ort.InferenceSession(graph, options, providers=[CPU]))
-        infer = partial(Network(model, session, signature=signature).infer, signature)
+        run = Network(model, session, signature=signature).infer
         if is_text:
-            yield from with_checked_texts(model, infer, signature, largest)
+            yield from with_checked_texts(model, partial(run, signature), signature, largest)
             return
     except Exception:  # the runtime's, which has a type per cause
         yield from note_failure(signature, FAILS)
         return
-    yield from compare_sizes(model, signature, infer, largest())
+    signature = with_returned_rows(signature, run) or signature
+    yield from compare_sizes(model, signature, partial(run, signature), largest())
+
+
+def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
+    """Returns the signature for batches if each output has a row for each item, whatever it declares.
+
+    A traced graph may declare one row, that of its example, for a batch of any size; LightGBM's labels
+    are another case. It is None if the outputs declare their rows, or if some output has none.
+    """
+    if signature.batch_size != 1 or not signature.batch_note:
+        return None
+    for length in EXAMPLE_LENGTHS:
+        sizes = signature.sizes_at(length)
+        if not sizes.keys() >= {*axes_of(signature.outputs)}:
+            return None
+        with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
+            together = run(signature, random_inputs(signature, ITEMS, length))
+            break
+    else:
+        return None
+    outputs = []
+    for spec, array in zip(signature.outputs, together, strict=True):
+        if array.shape[:2] == (1, ITEMS) and spec.shape[:1] == (1,):
+            spec, array = replace(spec, shape=spec.shape[1:]), array[0]
+        if array.shape != (ITEMS, *spec.shape_at(sizes)):
+            return None
+        outputs.append(spec)
+    return replace(signature, outputs=tuple(outputs), batch_size=0, batch_note="")
 
 
 def compare_sizes(

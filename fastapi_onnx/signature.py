@@ -6,6 +6,7 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,8 +30,14 @@ TYPES = {
     *(TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE),
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+MAX_OUTPUT = 2**24
+"""Most elements of an output whose size depends on the data, unless model.json limits its axes."""
+
 MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
+NO_NAMES = ("?", "None")
+"""What exporters write for axes without a name: two such axes may have different sizes."""
+
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
 
@@ -126,12 +133,23 @@ class TensorGraph:
             "tensor",
             self._inputs,
             self._outputs,
-            limits={axis: self._description.limit(axis) for axis in varying},
+            limits=self._all_limits(),
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
             batch_note=self._objection or self._note,
             failure_is_client_error=True,
         )
+
+    def _all_limits(self) -> dict[str, int]:
+        """Returns the limit of each axis; those that only outputs have share MAX_OUTPUT by default."""
+        limits = {axis: self._description.limit(axis) for axis in self._input_axes}
+        for spec in self._outputs:
+            by_data = [axis for axis in axes_of([spec]) if axis not in self._input_axes]
+            others = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
+            most = max(1, int((MAX_OUTPUT / others) ** (1 / max(1, len(by_data)))))
+            for axis in by_data:
+                limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
+        return limits
 
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
         """Returns an output's specification; finds out whether items must be computed alone.
@@ -147,26 +165,21 @@ class TensorGraph:
             note = f"its axis {shape[0]} is taken as the batch unless it has a limit in model.json"
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
-        for axis in by_data:
-            if axis not in self._limits and axis != self._batch:
-                raise ConfigurationError(
-                    f"the size of the output {name} along {axis} depends on the data; give its "
-                    f'maximum in model.json, such as "limits": {{"{axis}": 1000}}'
-                )
         if by_data or not has_batch:
             self._alone = True
             if not has_batch or self._batch != 1:
-                self._doubt = self._doubt or self._doubt_of(name, shape, has_batch)
+                self._doubt = self._doubt or self._doubt_of(name, shape, has_batch, bool(by_data))
                 does = "depends on the data in its size" if has_batch else "gets a batch axis in front"
                 self._note = f"items are computed one at a time; the output {name} {does}"
         size = tuple(1 if axis in by_data and axis == self._batch else axis for axis in rest)
         return TensorSpec(name, kind, size, note=note if has_batch else "")
 
-    def _doubt_of(self, name: str, shape: Sequence[Axis], has_batch: bool) -> str:
+    def _doubt_of(self, name: str, shape: Sequence[Axis], has_batch: bool, by_data: bool) -> str:
         """Returns why an output that cannot be divided into items is against the batch; empty if not.
 
-        It is if it begins with another axis that varies, or if there is one and the name of the first
-        axis does not say that it is the batch. An axis with a limit in model.json cannot be the batch.
+        It is if it begins with another axis that varies. If the name of the first axis does not say that
+        it is the batch, it is also against it if there is such an axis, or if its size depends on the
+        data, as of boxes. An axis with a limit in model.json cannot be the batch.
         """
         batch = self._batch
         if isinstance(batch, int):
@@ -178,9 +191,10 @@ class TensorGraph:
         if has_batch or self._description.text or (is_named and not {*others}.intersection(shape[:1])):
             return ""
         found = " or ".join([str(batch), *others])
-        return (
-            f"the output {name} has no axis {batch} in front; the batch may be {found}" if others else ""
-        )
+        missing = f"the output {name} has no axis {batch} in front"
+        if others:
+            return f"{missing}; the batch may be {found}"
+        return f"{missing}, and its size depends on the data" if by_data else ""
 
     def _named(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
         """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""
@@ -264,7 +278,10 @@ def dimensions(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dim
 
 def axes(value: onnx.ValueInfoProto) -> list[Axis]:
     """Returns the size of each axis, or its name; empty where there is neither."""
-    return [axis.dim_value if axis.dim_value > 0 else axis.dim_param for axis in dimensions(value)]
+    return [
+        axis.dim_value if axis.dim_value > 0 else axis.dim_param * (axis.dim_param not in NO_NAMES)
+        for axis in dimensions(value)
+    ]
 
 
 def dtype(value: onnx.ValueInfoProto) -> str:

@@ -15,7 +15,7 @@ REFRESH_HEARTBEAT = b"?"
 
 @dataclass(frozen=True)
 class WorkerArgs:
-    """Start arguments of a worker, passed as JSON."""
+    """Start arguments of a worker, passed as JSON on its standard input."""
 
     index: int
     parent: int

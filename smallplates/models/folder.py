@@ -142,9 +142,11 @@ class Model:
                 export = f"smallplates export transformers {self.folder}" if is_text else "optimum-cli"
                 cure = f": write it with `{export}`, or use --backend pt"
             raise ConfigurationError(f"{self.folder} has no {kind}, which this backend needs{cure}")
+        cure = f"no model.json in {self.folder} names one (smallplates export writes both)"
+        if (self.folder / kind).is_file() and kind_of(self.description.task).plain_graph:
+            cure = f"move {self.folder / kind} there"
         raise ConfigurationError(
-            f"the model {self.description.name} has no {relative} for this backend: "
-            f"no model.json in {self.folder} names one (smallplates export writes both)"
+            f"the model {self.description.name} has no {relative} for this backend: {cure}"
         )
 
     def tokenizer(self) -> Path:
@@ -191,10 +193,12 @@ def file_sha256(path: Path) -> str:
 def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription | None:
     """Returns the description of a folder that contains only an ONNX file; None if it has none.
 
-    A file outside of a version's folder is version 1. `name` replaces the folder's. Raises
-    ConfigurationError for an invalid name.
+    A file outside of a version's folder is version 1. Without a `version`, it is the newest. `name`
+    replaces the folder's. Raises ConfigurationError for an invalid name.
     """
-    version = version or "1"
+    if version is None:
+        numbers = [graph.parent.name for graph in folder.glob(f"*/{GRAPH}")]
+        version = max(filter(re.compile("[1-9][0-9]*").fullmatch, numbers), key=int, default="1")
     graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
     if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
         name = name or name_of(folder, folder.resolve().name)

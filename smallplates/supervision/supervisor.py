@@ -44,6 +44,9 @@ from smallplates.worker import batch_sizes, queue
 RETRY_MS = 20
 """Milliseconds between two checks whether the retry of a suspect has finished."""
 
+MUCH_BYTES = 10**12
+"""Size of a mapping that the system may refuse, although unused pages cost nothing."""
+
 FIRST_WORKERS = 2
 """Workers on a CPU: one that computes, and another that computes beside it or stands by."""
 
@@ -98,8 +101,9 @@ class Supervisor:
         """Returns when every worker is ready. Raises ConfigurationError if a worker cannot start."""
         try:
             self._allocate()
-        except (OSError, RuntimeError) as error:  # a limit on memory, descriptors or threads
-            raise ConfigurationError(f"the engine cannot be created: {error}") from error
+        except (OSError, OverflowError, RuntimeError) as error:  # of memory, descriptors or threads
+            reason = f"{error}{size_in_words(self.layout)}"
+            raise ConfigurationError(f"the engine cannot be created: {reason}") from error
         self._startup_over.wait()
         if self._error is not None:
             self.close()
@@ -396,3 +400,12 @@ class Supervisor:
             self.memory.is_down[0] = is_down
             for fd in self._done_fds:
                 send(fd, NOTICE)
+
+
+def size_in_words(layout: SlotLayout) -> str:
+    """Returns what makes the memory of an engine large, and the cure; empty if it is not large."""
+    if (size := Memory.size(layout)) < MUCH_BYTES:
+        return ""
+    axes = ", ".join(layout.signatures[-1].axes)
+    cure = f", or state smaller limits for {axes} in model.json" if axes else ""
+    return f"; its queue may take {size // 10**9:,} GB: lower SERVING_QUEUE_SIZE{cure}"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from structlog.typing import FilteringBoundLogger
 
-from smallplates.engine.memory import RECORD_BYTES, Memory
+from smallplates.engine.memory import RECORD_BYTES, Memory, anonymous_file
 from smallplates.engine.report import WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from smallplates.settings import Settings
@@ -87,10 +87,14 @@ class WorkerProcess:
             own_ends.callback(os.close, control[1])
             workers_ends.callback(os.close, control[0])
             args = replace(args, control_fd=control[0], status_fd=status[1])
+            text = json.dumps(asdict(args)).encode()  # may be longer than an argument may be
+            file = anonymous_file(len(text))
+            workers_ends.callback(os.close, file)
+            os.pwrite(file, text, 0)
             self.popen = subprocess.Popen(  # noqa: S603 our own module
-                python.command("smallplates.worker.process", json.dumps(asdict(args))),
+                python.command("smallplates.worker.process", args.model_dir),  # for `ps`
                 pass_fds=args.fds,
-                stdin=subprocess.DEVNULL,
+                stdin=file,
                 env=python.environment(),
             )
             own_ends.pop_all()

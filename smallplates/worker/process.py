@@ -259,7 +259,7 @@ def trim_heap() -> None:
 
 def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
-    args = TypeAdapter(WorkerArgs).validate_json(sys.argv[1])
+    args = TypeAdapter(WorkerArgs).validate_json(sys.stdin.buffer.read())
     die_with_parent(args.parent)
     settings = Settings()
     configure_logging(settings, model=args.model)

@@ -67,7 +67,7 @@ def test_rows_of_photos(backend_url: str, path: str) -> None:
 def test_columns_of_photos(backend_url: str) -> None:
     native = requests.post(f"{backend_url}/predict", data=PHOTO, timeout=30).json()
     for inputs in ({"INPUT_IMAGE": [{"b64": ENCODED}]}, [{"b64": ENCODED}], {"b64": ENCODED}):
-        outputs = post(backend_url, {"inputs": inputs}).json()["outputs"]
+        outputs = post(backend_url, {"inputs": inputs, "signature_name": ""}).json()["outputs"]
         assert outputs["FOOD_LABEL"] == [native["prediction"]]
         assert outputs["PROBABILITY"] == pytest.approx([native["probability"]], abs=1e-5)
 

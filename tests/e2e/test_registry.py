@@ -110,8 +110,8 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
-def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Path) -> None:
-    names = [f"a_rather_long_name_of_an_input_{index}" for index in range(500)]
+def test_a_graph_with_a_thousand_inputs_reaches_every_process(tmp_path: Path) -> None:
+    names = [f"a_rather_long_name_of_an_input_{index}" for index in range(1024)]
     graph = graphs.model(
         [graphs.node("Sum", " ".join(names), "sum")],
         [graphs.value(name, axes=("N", 2)) for name in names],
@@ -128,4 +128,4 @@ def test_a_graph_with_hundreds_of_inputs_reaches_every_web_process(tmp_path: Pat
         ]
         for _ in range(4):
             answer = requests.post(f"{url}/v2/models/wide/infer", json={"inputs": inputs}, timeout=30)
-            assert answer.json()["outputs"][0]["data"] == [sum(range(500)), 500]
+            assert answer.json()["outputs"][0]["data"] == [sum(range(1024)), 1024]

@@ -132,7 +132,8 @@ def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
 def test_the_models_as_openai_and_kserve_list_them(url: str, other_url: str) -> None:
     both, alone = (requests.get(f"{base}/v1/models", timeout=20).json() for base in (url, other_url))
     assert {"words", "words_tensor", ALIAS} <= {*both["models"]}
-    for listed in (both, alone):
+    short = [requests.get(f"{base}/models", timeout=20).json() for base in (url, other_url)]
+    for listed in (both, alone, *short):
         cards = {card["id"]: card for card in listed["data"]}
         assert {*cards} == {"words", "judge", "feelings", ALIAS, "org/judge"}
         assert (cards[ALIAS]["object"], cards[ALIAS]["max_model_len"]) == ("model", MOST_TOKENS)

@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from smallplates.errors import InvalidRequestError
+from smallplates.errors import InvalidJsonError, InvalidRequestError
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Field, Fields
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
@@ -31,6 +31,10 @@ MAX_CLASS_TEXTS = 1 << 18
 OTHER_KINDS = {b"{": 'objects or {"b64": ...}', b'"': "text", b"n": "null", b"]": "empty lists"}
 """First byte of a value in JSON -> what is sent in place of numbers."""
 
+NOT_FINITE = (b"NaN", b"Infinity")
+"""Numbers that JSON lacks, but that Python and other servers' clients write."""
+
+Float = float | Literal["NaN", "Infinity", "-Infinity"]
 Data = list[str] | list[bytes] | Array
 
 
@@ -180,10 +184,23 @@ def check_size(
         raise InvalidRequestError(f"the request has too many inputs; the maximum is {most}")
 
 
+def decode_tensors(decoder: "msgspec.json.Decoder[Any]", text: bytes | memoryview) -> Any:
+    """Decodes JSON whose numbers may be NaN or infinite: these become texts. Raises RequestError."""
+    try:
+        return decode_json(decoder, text)
+    except InvalidJsonError:
+        quoted = bytes(text)
+        for name in NOT_FINITE:
+            quoted = quoted.replace(name, b'"%b"' % name)  # inside of a text, this is not JSON, either
+        if len(quoted) == len(text):
+            raise
+    return decode_json(decoder, quoted.replace(b'-"', b'"-'))
+
+
 @cache
 def numbers(kind: str, depth: int) -> "msgspec.json.Decoder[Any]":
     """Returns a decoder for lists, nested `depth` deep, of numbers of a NumPy kind."""
-    nested: Any = {"b": bool, "f": float}.get(kind, int)
+    nested: Any = {"b": bool, "f": Float}.get(kind, int)
     for _ in range(depth):
         nested = list[nested]
     return msgspec.json.Decoder(nested)
@@ -194,7 +211,7 @@ def json_array(raw: msgspec.Raw, depth: int, spec: ColumnSpec) -> Array:
     dtype = DTYPES[spec.datatype]
     values = decode_json(numbers(dtype.kind, depth), raw, spec.name)
     try:
-        with np.errstate(over="raise"):  # JSON has no infinity, so no number may overflow to it
+        with np.errstate(over="raise"):  # an infinity is written as such
             return np.array(values, dtype)
     except (OverflowError, FloatingPointError) as error:
         raise InvalidRequestError(
@@ -209,8 +226,8 @@ def count_of(raw: msgspec.Raw, spec: ColumnSpec) -> int:
 
     Raises InvalidRequestError for lists that begin with another kind of value.
     """
-    first = bytes(memoryview(raw)[:256]).translate(None, b" \t\r\n[")[:1]
-    if kind := OTHER_KINDS.get(first):
+    first = bytes(memoryview(raw)[:256]).translate(None, b" \t\r\n[")
+    if (kind := OTHER_KINDS.get(first[:1])) and not first.lstrip(b'"-').startswith(NOT_FINITE):
         raise InvalidRequestError(f"{spec.name} takes {spec.datatype} {[*spec.dims]}, not {kind}")
     return commas(raw) + 1
 

@@ -62,7 +62,7 @@ class ModelResponse(BaseModel):
     limits: dict[str, int] = Field(
         description="Limits of a request: `request_bytes` and, depending on the task, "
         "`image_pixels`, `text_bytes`, `tokens`, `question_tokens`, `context_tokens`, `texts`, "
-        "`texts_bytes`."
+        "`texts_bytes`, or the names of a graph's axes that vary."
     )
     thresholds: Thresholds | None
     accuracy: dict[str, Any]  # as written in model.json

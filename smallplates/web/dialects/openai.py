@@ -1,7 +1,7 @@
 """OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`.
 
 Vectors always have the length 1. TensorFlow Serving's dialect also has the paths of models, and
-describes them as OpenAI does, too.
+TorchServe's has `/models`; they describe them as OpenAI does, too.
 """
 
 from functools import partial
@@ -119,6 +119,7 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
         kinds = {EMBEDDING: BodyKind(EmbeddingsRequest, call_of, example)}
         routes.by_body(path, "Embed texts", kinds)
 
+    @routes.get("/models", summary="The models, for base URLs without /v1")
     @routes.get("/v1/models", summary="The models")
     async def all_models() -> Response:
         return json_response(catalog.cards())

@@ -23,6 +23,7 @@ from smallplates.web.api.columns import (
     call_of,
     check_size,
     count_of,
+    decode_tensors,
     json_array,
 )
 from smallplates.web.api.datatypes import BYTES, DATATYPES
@@ -69,8 +70,8 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
 
     Raises InvalidJsonError or InvalidRequestError.
     """
-    body: PredictRequest = decode_json(REQUEST, content)
-    if body.signature_name != SIGNATURE:
+    body: PredictRequest = decode_tensors(REQUEST, content)
+    if (body.signature_name or SIGNATURE) != SIGNATURE:
         raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
     raws = [raw for value in (body.instances, body.inputs) if (raw := value_of(value))]
     if len(raws) != 1:

@@ -78,7 +78,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         models = [
             {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
         ]
-        return json_response({"models": models})
+        return json_response({"models": models, **catalog.cards()})
 
     @routes.get("/models/{model}", summary="How the model is served", responses=responses)
     @routes.get("/models/{model}/{version}", summary="How a version is served", responses=responses)

@@ -16,7 +16,7 @@ from smallplates.models.tensors import NOT_COMPARED, Signature
 from smallplates.settings import Settings
 from smallplates.supervision import describe
 from tests import exports, graphs
-from tests.graphs import model, node, tensors, value
+from tests.graphs import Axes, model, node, tensors, value
 
 
 def described(made: onnx.ModelProto, folder: Path) -> Signature:
@@ -101,7 +101,7 @@ def test_an_output_of_all_items_takes_the_batch(
     assert ("one at a time" in signature.batch_note) == batched
 
 
-@pytest.mark.parametrize("declared", [["N"], ["N", 4]])
+@pytest.mark.parametrize("declared", [["N"], ["N", 4], [1, 1]])
 def test_the_returned_shape_counts_if_another_one_is_declared(
     tmp_path: Path, declared: Sequence[int | str]
 ) -> None:
@@ -120,8 +120,17 @@ def test_the_returned_shape_counts_if_another_one_is_declared(
     made = model([trees], [value("x", axes=["N", 4])], [value("y", axes=declared)])
     made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
     signature = described(made, tmp_path)
-    assert (signature.is_batched, signature.batch_note) == (True, "")
+    assert (signature.is_batched, signature.batch_size, signature.batch_note) == (True, 0, "")
     assert signature.outputs[0].shape == (1,)
+
+
+def test_a_row_for_each_item_counts_if_only_that_of_an_example_is_declared(tmp_path: Path) -> None:
+    axes: Axes = ["N", 3, "height", "width"]
+    nodes = [node("ArgMax", "x", "y", axis=1, keepdims=0), node("Abs", "x", "more")]
+    outputs = [value("y", TensorProto.INT64, [1, "height", "width"]), value("more", axes=axes)]
+    signature = described(model(nodes, [value("x", axes=axes)], outputs), tmp_path)
+    assert (signature.is_batched, signature.batch_size, signature.batch_note) == (True, 0, "")
+    assert signature.outputs[0].shape == ("height", "width")
 
 
 def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: Path) -> None:
@@ -233,8 +242,8 @@ def test_an_output_that_a_batch_does_not_divide_is_not_taken_for_one_of_items(tm
         [value("y", axes=["rows", 2])],  # the runtime cannot infer that these are B
         tensors(first=[0], shape=[-1, 2]),
     )
-    with pytest.raises(ConfigurationError, match="output y along rows depends on the data"):
-        described(made, tmp_path / "open")
+    signature = described(made, tmp_path / "open")
+    assert (signature.is_batched, signature.outputs[0].shape) == (False, ("rows", 2))
     described_in = {"name": "m", "version": "1", "task": "tensor", "limits": {"rows": 9}}
     graphs.saved(made, tmp_path, "1")
     (tmp_path / "model.json").write_text(json.dumps(described_in))

@@ -1,5 +1,6 @@
 """`fastapi_onnx.signature` and what leads to it: from a file to a signature, or to a sentence."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
-from fastapi_onnx.signature import graph_signature
+from fastapi_onnx.signature import MAX_OUTPUT, graph_signature
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
 from smallplates.models.folder import Model
@@ -17,7 +18,7 @@ from smallplates.models.task_kinds import TENSOR
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.supervision import describe
-from smallplates.supervision.planner import planner
+from smallplates.supervision.planner import planner, task_of
 from tests import graphs
 from tests.graphs import Axes, model, node, tensors, value
 
@@ -60,6 +61,8 @@ def test_weights_among_the_inputs_are_not_asked_for(tmp_path: Path) -> None:
         (["N", None], None, ("x_axis_1",)),
         (["N", 3, "n"], ["K", 3, "m"], (3, "n")),  # other names for the same, as exporters write
         ([-1, 0], [-1, 0], ("x_axis_1",)),
+        (["?", "?", "?"], ["?", "?", "?"], ("x_axis_1", "x_axis_2")),  # not the same size
+        (["None", 3, "None"], ["None"] * 3, (3, "x_axis_2")),
         (["N"], ["N"], ()),
     ],
 )
@@ -78,14 +81,15 @@ def test_a_fixed_batch_size_is_the_only_one(tmp_path: Path, size: int) -> None:
 
 
 def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
-    assert signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7).limits == {"n": 7}
+    limited = signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7)
+    task = task_of(Model(tmp_path, ModelDescription(**DESCRIBED)), Settings(), {}, [limited])
+    assert limited.limits == task.limits == {"n": 7}
     with pytest.raises(ConfigurationError, match=r"unknown axes \['m'\]; the variable axes are \['n'\]"):
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
 
-def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r'places along found .* "limits": {"found": 1000}'):
-        signature(graphs.nonzero(), tmp_path)
+def test_sizes_that_depend_on_the_data_have_a_limit(tmp_path: Path) -> None:
+    assert signature(graphs.nonzero(), tmp_path).limits == {"n": DEFAULT_LIMIT, "found": MAX_OUTPUT // 2}
     actual = signature(graphs.nonzero(), tmp_path, found=100)
     assert [spec.shape for spec in actual.outputs] == [(2, "found"), ("n",)]
     assert actual.limits == {"n": DEFAULT_LIMIT, "found": 100}
@@ -93,14 +97,20 @@ def test_sizes_that_depend_on_the_data_need_a_limit(tmp_path: Path) -> None:
     unnamed = identity(["N", 2], ["N", 2])
     unnamed.graph.output.append(value("z", TensorProto.INT64, None))
     unnamed.graph.node.append(node("NonZero", "x", "z"))
-    with pytest.raises(ConfigurationError, match="z along z_axis_1"):
-        signature(unnamed, tmp_path)
+    assert signature(unnamed, tmp_path).limits == {"z_axis_1": MAX_OUTPUT // 2}
+    axes: Axes = ["N", 3, "height", "width"]
+    pool = node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2])
+    halved = model([pool], [value("x", axes=axes)], [value("y", axes=["N", 3, "h", "w"])])
+    assert [*signature(halved, tmp_path).limits.values()][2:] == [2364, 2364]  # of 3 * 2364 * 2364
 
 
-def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("axis", "is_batched"), [("N", True), ("boxes", False), (None, False)])
+def test_a_first_axis_that_has_a_limit_is_not_the_batch(
+    tmp_path: Path, axis: str | None, is_batched: bool
+) -> None:
     made = model(
         [node("NonZero", "x", "t"), node("Transpose", "t", "y")],
-        [value("x", axes=["N", 4])],
+        [value("x", axes=[axis, 4])],
         [value("y", TensorProto.INT64, ["found", 2])],
     )
     taken = signature(made, tmp_path)
@@ -108,6 +118,7 @@ def test_a_first_axis_that_has_a_limit_is_not_the_batch(tmp_path: Path) -> None:
     assert "found is taken as the batch" in taken.outputs[0].note
     actual = signature(made, tmp_path, found=4)
     assert (actual.outputs[0].shape, actual.batch_size) == (("found", 2), 1)
+    assert actual.is_batched == is_batched  # boxes, for example, are found together
 
 
 @pytest.mark.parametrize(
@@ -229,19 +240,17 @@ def sequence() -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize(("axis", "alone"), [(None, False), ("batch", False), (1, True)])
-def test_trees_answer_with_the_probability_of_each_class(
-    tmp_path: Path, axis: int | str | None, alone: bool
-) -> None:
+@pytest.mark.parametrize("axis", [None, "batch", 1])  # the last: LightGBM's, for a batch of any size
+def test_trees_answer_with_the_probability_of_each_class(tmp_path: Path, axis: int | str | None) -> None:
     read = Model.read(graphs.saved(graphs.trees(axis), tmp_path / "trees"))
     actual = graphs.compared(read)
-    assert (actual.batch_size == 1) is alone  # LightGBM's converter declares one label for any batch
+    assert actual.batch_size == 0
     backend, settings = OnnxBackend(), Settings(device="cpu")
     backend.load(read, settings)
-    rows = np.array([[9, 0.5]] if alone else [[9, 0.5], [0, 0.75]], np.float32)
+    rows = np.array([[9, 0.5], [0, 0.75]], np.float32)
     label, probabilities = backend.infer(actual, [rows])
-    assert label.ravel().tolist() == [0, 2][: len(rows)]
-    assert probabilities.tolist() == [[0.75, 0.25, 0.0], [0.0, 0.125, 0.875]][: len(rows)]
+    assert label.tolist() == [0, 2]
+    assert probabilities.tolist() == [[0.75, 0.25, 0.0], [0.0, 0.125, 0.875]]
 
 
 @pytest.mark.parametrize(
@@ -286,14 +295,30 @@ def test_a_folder_that_holds_only_a_graph_is_a_model(tmp_path: Path, version: st
         Model.read(tmp_path / "sums", "2")
 
 
+def test_the_newest_version_of_a_folder_of_graphs_is_served(tmp_path: Path) -> None:
+    for version in ("9", "10", "old", "011"):
+        graphs.saved(graphs.two_by_two(), tmp_path / "sums", version)
+    assert Model.read(tmp_path / "sums").description.version == "10"
+    assert Model.read(tmp_path / "sums", "9").description.version == "9"
+
+
+def test_a_graph_beside_its_description_is_in_the_wrong_place(tmp_path: Path) -> None:
+    folder = graphs.saved(graphs.two_by_two(), tmp_path)
+    (folder / "model.json").write_text(json.dumps(DESCRIBED))
+    with pytest.raises(ConfigurationError, match=r"has no 1/model\.onnx .*: move .*/model\.onnx there"):
+        OnnxBackend().signature(Model.read(folder))
+
+
 def test_another_process_reads_the_graph(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(graphs.nonzero(), tmp_path / "graph"))
-    with pytest.raises(ConfigurationError, match=r'"limits": {"found": 1000}'):
+    read.description.limits["lost"] = 5
+    graphs.saved(graphs.nonzero(), read.folder, "1")
+    (read.folder / "model.json").write_text(read.description.model_dump_json(exclude_none=True))
+    with pytest.raises(ConfigurationError, match=r"unknown axes \['lost'\]"):
         planner(BACKEND, Settings())(read)
-    read.description.limits["found"] = 5  # the other process reads the folder itself
+    read.description.limits["found"] = read.description.limits.pop("lost")  # it reads the folder itself
     written = read.description.model_dump_json(exclude_none=True)
     (read.folder / "model.json").write_text(written)
-    graphs.saved(graphs.nonzero(), read.folder, "1")
     assert planner(BACKEND, Settings())(read) == (BACKEND, (OnnxBackend().signature(read),))
 
 

@@ -12,7 +12,7 @@ from smallplates.engine.memory import ServiceCounts
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model, configured_models
-from smallplates.models.tensors import Signature
+from smallplates.models.tensors import Signature, TensorSpec, axes_of
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EnginePlan, Registry
 from smallplates.supervision.supervisor import Supervisor
@@ -47,6 +47,18 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
     with pytest.raises(ConfigurationError, match="shutting down"):
         asyncio.run(registry.start())
     assert not started
+
+
+@pytest.mark.parametrize("limit", [1000, 2**16])
+def test_a_queue_of_larger_items_than_memory_can_be_reserved_for(model: Model, limit: int) -> None:
+    picture = TensorSpec("x", "float32", ("n", "channels", "height", "width"))
+    limits = dict.fromkeys(axes_of([picture]), limit)
+    signatures = (Signature("tensor", (picture,), (picture,), limits=limits, is_batched=False),)
+    made = Supervisor("no:Backend", model, signatures, Settings(), ServiceCounts())
+    with pytest.raises(
+        ConfigurationError, match=r"GB: lower SERVING_QUEUE_SIZE.* limits for n, channels, height, width"
+    ):
+        made.start()
 
 
 def abandoning(registry: Registry) -> tuple[Signature, ...]:

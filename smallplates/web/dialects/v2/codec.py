@@ -27,6 +27,7 @@ from smallplates.web.api.columns import (
     check_size,
     columns_of,
     count_of,
+    decode_tensors,
     depth_of,
     item_shape,
     json_array,
@@ -110,7 +111,7 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
         return raw_request(body, entry)
     text = body if length is None else memoryview(body)[:length]
     check_size(text, entry, most, OTHER_COMMAS)
-    request = decode_json(REQUEST, text)
+    request = decode_tensors(REQUEST, text)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     read = partial(data_of, entry, request.inputs, tail)
     return call_of_request(request, entry, most, parameters_of, read)

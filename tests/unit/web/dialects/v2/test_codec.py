@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from smallplates.base64 import to_bytes
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InvalidRequestError, ServingError
+from smallplates.errors import InvalidRequestError, RequestError, ServingError
 from smallplates.tasks.base import Field
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import Output, call_of
+from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import grpc_messages
 from smallplates.web.dialects.v2.codec import decode, encode
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
@@ -110,6 +111,27 @@ def test_numbers_are_a_view_of_the_body() -> None:
     (data,) = question.tensors
     assert data.ravel().tolist() == values.tolist()
     assert not data.flags.owndata
+
+
+@pytest.mark.parametrize("kind", ["FP16", "FP32", "FP64"])
+@pytest.mark.parametrize("first", [np.nan, np.inf, -np.inf, 1.0])
+def test_numbers_that_json_lacks_are_read_as_python_writes_them(kind: str, first: float) -> None:
+    values, model = [[first, np.nan, -np.inf], [2.0, np.inf, np.nan]], tensors(kind, (3,))
+    tensor = {"name": "i", "datatype": kind, "shape": [2, 3], "data": values}
+    rows = {"instances": values}
+    for call in (
+        decode(json.dumps({"inputs": [tensor]}).encode(), None, model, MOST),
+        tfserving.decode(json.dumps(rows, indent=1).encode(), model, MOST),
+    ):
+        assert call.tensors is not None
+        np.testing.assert_array_equal(call.tensors[0], np.array(values))
+
+
+@pytest.mark.parametrize("kind", ["INT64", "BOOL"])
+@pytest.mark.parametrize("row", ["[NaN]", '["NaN"]', "[-Infinity]", "[nan]", "[1, NaN"])
+def test_other_types_have_no_such_numbers(kind: str, row: str) -> None:
+    with pytest.raises(RequestError, match=r"not JSON|does not match the schema"):
+        tfserving.decode(b'{"instances": [%b]}' % row.encode(), tensors(kind, (1,)), MOST)
 
 
 @pytest.mark.parametrize("model", [PHOTO, ARRAY])
