@@ -1,4 +1,4 @@
-"""A service of tiny models for texts: embeddings, ranking, classes."""
+"""A service of tiny models, most of them for texts."""
 
 import json
 from collections.abc import Iterator
@@ -21,6 +21,10 @@ def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> 
     (words / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     exports.ranked(folder / "judge", tokenizer, {})
     exports.saved(folder / "feelings", tokenizer, {})
+    exports.compared(folder / "topics", tokenizer, {})
+    exports.tagged(folder / "dishes", tokenizer, {})
+    exports.asked(folder / "questions", tokenizer, {})
+    (folder / "food11").symlink_to(servers.ROOT / "models" / "food11")
     settings = {
         "SERVING_MODELS": ",".join(str(folder / name) for name in models.split(",")),
         "SERVING_ALIASES": f"{ALIAS}=words, org/judge=judge",

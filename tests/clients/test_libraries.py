@@ -33,7 +33,6 @@ client.embeddings.create({ model: process.argv[2], input: JSON.parse(process.arg
 
 @pytest.fixture(scope="session")
 def vectors(url: str) -> list[list[float]]:
-    """The vectors of TEXTS."""
     content = requests.post(f"{url}/predict/words", json={"text": TEXTS}, timeout=20).json()
     return [row["embedding"] for row in content]
 

@@ -111,7 +111,6 @@ def ask(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:
-    """Loads a version of a model."""
     return requests.post(
         f"{url}/v2/repository/models/{model}/load",
         json={"parameters": {"version": version}},
@@ -159,7 +158,6 @@ def repeatedly(action: threading.Thread) -> Iterator[None]:
 
 
 def ready_workers(url: str) -> int:
-    """As the service counts them."""
     return int(metric(url, "serving_ready_workers"))
 
 

@@ -35,7 +35,6 @@ class Service:
     tcp_port: int = 0
 
     def get(self, path: str) -> Any:
-        """Returns the JSON of a path."""
         return requests.get(self.url + path, timeout=20).json()
 
     def post(self, path: str, body: Any, kind: str | None = None) -> requests.Response:
@@ -121,7 +120,6 @@ def every_task(folder: Path) -> Iterator[Service]:
 
 
 def write_description(folder: Path, described: dict[str, Any]) -> None:
-    """Writes model.json."""
     folder.mkdir(exist_ok=True)
     (folder / "model.json").write_text(json.dumps(described))
 

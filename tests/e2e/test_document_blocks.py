@@ -58,7 +58,6 @@ class Page:
         }
 
     def run(self, block: Block) -> None:
-        """Runs one block."""
         if block.language in DATA:
             self._keep_model_json(block)
         elif not block.note:
@@ -145,7 +144,6 @@ class Page:
         servers.wait_for(lambda: all_are_ready(url))
 
     def stop(self) -> None:
-        """Ends the service."""
         if self._service is not None and self._service.poll() is None:
             os.killpg(self._service.pid, signal.SIGTERM)
             try:

@@ -38,8 +38,6 @@ MODEL = {
 
 @dataclass(frozen=True)
 class Service:
-    """Where it speaks what."""
-
     http: int
     grpc: int
     tcp: int
@@ -62,13 +60,11 @@ def images(folder: Path) -> str:
 
 
 def texts(folder: Path) -> str:
-    """The same with texts."""
     exports.saved(folder, exports.word_piece(), {})
     return "fastapi_onnx"
 
 
 def questions(folder: Path) -> str:
-    """The same with questions."""
     exports.asked(folder, exports.word_piece(), {})
     return "fastapi_onnx"
 

@@ -32,7 +32,6 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of two pictures."""
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "wide.jpg").write_bytes(pictures.jpeg(320, 240))

@@ -39,7 +39,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, content: object, path: str = PATH, key: str = "guest") -> requests.Response:
-    """Returns the answer to JSON."""
     headers = {"Authorization": f"Bearer {key}"}
     return requests.post(url + path, json=content, headers=headers, timeout=20)
 

@@ -69,7 +69,6 @@ async def ask(client: EngineClient, data: bytes, deadline: float | None = None) 
 
 
 def command(number: int, **more: Any) -> bytes:
-    """The request that commands this."""
     return json.dumps({"number": number, **more}).encode()
 
 
@@ -85,7 +84,6 @@ async def together(client: EngineClient, folder: Path, *requests: bytes) -> list
 
 
 def numbers(answers: list[Any]) -> list[int]:
-    """The numbers that were answered."""
     assert {status for status, _ in answers} == {Status.ANSWER}
     return [json.loads(text)["number"] for _, text in answers]
 

@@ -48,12 +48,10 @@ class Kind:
 
 
 def picture(held: bool, failure: Failure, index: int) -> Item:
-    """Of one colour."""
     return [np.full((8, 8, 3), colour(held, failure, index), np.uint8)]
 
 
 def picture_answer(_: Item, outcome: ItemResult) -> int:
-    """The most probable."""
     (logits,) = outcome.outputs
     assert logits.shape == (CLASSES,)
     return int(logits.argmax())
@@ -65,7 +63,6 @@ def several(held: bool, failure: Failure, index: int) -> Item:
 
 
 def several_answer(item: Item, outcome: ItemResult) -> int:
-    """Checks the echo."""
     class_index, score, echo = outcome.outputs
     assert [(array.shape, str(array.dtype)) for array in (class_index, score, echo)] == [
         ((), "int64"),
@@ -128,7 +125,6 @@ class Engine:
         return [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
 
     def open_gate(self) -> None:
-        """Ends the held computations."""
         self.gate.touch()
 
     async def waiting(self, count: int) -> None:
@@ -196,7 +192,6 @@ async def all_kinds(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each of them."""
     return KINDS[request.param]
 
 

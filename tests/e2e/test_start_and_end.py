@@ -231,7 +231,6 @@ def test_the_next_start_clears_what_a_killed_one_left(fake_settings: dict[str, s
 
 
 def check_it_answers_and_ends(process: subprocess.Popen[str], port: int) -> None:
-    """As any service does."""
     with process:
         try:
             url = f"http://127.0.0.1:{port}"

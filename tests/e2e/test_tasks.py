@@ -857,7 +857,6 @@ def test_our_client_over_tcp(tasks: Service) -> None:
 
 @pytest.fixture(params=["http", "tcp"])
 def address(request: pytest.FixtureRequest, tasks: Service) -> str:
-    """Where the command asks."""
     return tasks.url if request.param == "http" else f"tcp://127.0.0.1:{tasks.tcp_port}"
 
 

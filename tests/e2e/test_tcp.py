@@ -110,7 +110,6 @@ def held(shared: Service) -> Iterator[Service]:
 
 @pytest.fixture
 def service(gate: Path) -> Iterator[Service]:
-    """One for a test that ends it."""
     with serving(FAKE_GATE=str(gate)) as running:
         yield running
         gate.touch()

@@ -42,12 +42,10 @@ def other_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, content: Json, **headers: str) -> requests.Response:
-    """Returns the answer to JSON."""
     return requests.post(url, json=content, headers=headers, timeout=60)
 
 
 def answer(url: str, content: Json, **headers: str) -> Json:
-    """Returns the JSON of a good answer."""
     response = post(url, content, **headers)
     assert response.status_code == 200, response.text
     return response.json()

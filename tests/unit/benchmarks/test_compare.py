@@ -16,7 +16,6 @@ FOOD = str(ROOT / "models" / "food11")
 
 
 def row(per_second: float) -> table.Row:
-    """A round of one load."""
     latencies = {"p50_ms": 2.0, "p99_ms": 3.0}
     return {"per_second": per_second, **latencies, "failed": 1, "cpu_s_per_1000": 6.0, "memory_mb": 300}
 

@@ -62,7 +62,6 @@ def services_of(name: str) -> dict[str, Any]:  # Any: YAML
 
 
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
-    """Its variables."""
     variables: dict[str, str | None] = service.get("environment", {})
     return variables
 

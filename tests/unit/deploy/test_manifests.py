@@ -46,7 +46,6 @@ every_pod = pytest.mark.parametrize("pod", PODS.values(), ids=PODS)
 
 
 def find(kind: str, objects: list[Object]) -> Any:  # Any: YAML
-    """Returns the only object of this kind."""
     (only,) = (resource for resource in objects if resource["kind"] == kind)
     return only
 
@@ -58,7 +57,6 @@ def environment_of(pod: Any) -> dict[str, str]:  # Any: YAML
 
 
 def settings_of(pod: Any, monkeypatch: pytest.MonkeyPatch, secrets: Path) -> Settings:  # Any: YAML
-    """Returns the settings that the service in this pod would have."""
     variables = {
         name: value for name, value in environment_of(pod).items() if name.startswith("SERVING_")
     }
@@ -69,7 +67,6 @@ def settings_of(pod: Any, monkeypatch: pytest.MonkeyPatch, secrets: Path) -> Set
 
 
 def quantity(text: str) -> float:
-    """Returns a number of bytes."""
     return float(text[:-2]) * {"Mi": 2**20, "Gi": 2**30}[text[-2:]]
 
 

@@ -31,7 +31,6 @@ class Web:
         self.served: dict[str, EngineHandle] = {}
 
     def note(self, what: str, key: int) -> None:
-        """Notes a call."""
         description = self.prepared[key].model.description
         self.told.append((what, f"{description.name} {description.version}"))
 

@@ -24,7 +24,6 @@ def saved(folder: Path, **config: Any) -> Path:
 
 
 def answer(folder: Path, top_k: int = 100, **fields: Any) -> Any:
-    """The answer in JSON."""
     served = ServedTask(folder)
     (candidates,) = served.answers([{"text": "soup", **fields}], top_k)
     return served.task.to_json(candidates, with_top=False)

@@ -40,7 +40,6 @@ def weights() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    """Three labels, one a line."""
     path = tmp_path / "labels.txt"
     path.write_text("cat\ndog\n\nelk\n")
     return path

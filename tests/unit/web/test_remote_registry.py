@@ -41,22 +41,18 @@ class Web:
         self.told: list[tuple[Any, ...]] = []
 
     async def prepare(self, handle: EngineHandle) -> None:
-        """Keeps the engine."""
         if handle.model.description.version == "3":
             handle.release()
             raise ConfigurationError("its tokenizer.json is broken")
         self.handles[handle.key] = handle
 
     async def serve(self, key: int) -> None:
-        """Notes it."""
         self.told.append(("serve", key))
 
     async def discard(self, key: int) -> None:
-        """Gives the engine back."""
         self.handles.pop(key).release()
 
     async def withdraw(self, name: str, reason: str) -> None:
-        """Notes it."""
         self.told.append(("withdraw", name, reason))
 
 
@@ -166,19 +162,6 @@ async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks
         opened.append(4)  # the parent believes that there are none
         registry.on_connection()
         assert await said(parent) == {"type": "connections", "count": 1}
-        waiting.cancel()
-
-
-async def test_connections_are_accepted_when_the_parent_says_so() -> None:
-    accepting = asyncio.Event()
-    with ends() as (parent, registry, web):
-        waiting = asyncio.ensure_future(registry.join(web))
-        registry.start(accepting.set, lambda: 0)
-        assert await said(parent) == {"type": "ready"}
-        assert not accepting.is_set()
-        messages.send(parent, "accept")
-        async with asyncio.timeout(20):
-            await accepting.wait()
         waiting.cancel()
 
 

@@ -35,7 +35,6 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    """A mapping of its own."""
     mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()
@@ -159,16 +158,13 @@ class Nvml:
         self.lost = threading.Event()
 
     def nvmlInit(self) -> None:  # noqa: N802 NVML's
-        """Fails without a driver."""
         if not self.driver:
             raise Nvml.NVMLError("Driver Not Loaded")
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """The end."""
         self.ended = True
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        """One GPU is known."""
         if uuid != UUID:
             raise Nvml.NVMLError("Not Found")
         return uuid
@@ -245,26 +241,21 @@ class Driver:
         self.code = code
 
     def cuInit(self, _: int) -> int:  # noqa: N802 the driver's
-        """As commanded."""
         return self.code
 
     def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
-        """One."""
         count._obj.value = 1  # type: ignore[attr-defined]  # ctypes.byref
         return 0
 
     def cuDeviceGet(self, handle: object, index: int) -> int:  # noqa: N802
-        """Its index."""
         handle._obj.value = index  # type: ignore[attr-defined]
         return 0
 
     def cuDeviceTotalMem_v2(self, total: object, _: object) -> int:  # noqa: N802
-        """In bytes."""
         total._obj.value = 1 << 30  # type: ignore[attr-defined]
         return 0
 
     def cuDeviceGetUuid(self, uuid: object, _: object) -> int:  # noqa: N802
-        """Sixteen bytes."""
         uuid._obj[15] = 1  # type: ignore[attr-defined]
         return 0
 

@@ -27,7 +27,6 @@ def refused() -> Any:
 
 
 def scratch_of(tmp_path: Path, number: int) -> Path:
-    """The folder of a start."""
     folder = tmp_path / f"scratch-{number}"
     folder.mkdir()
     return folder
@@ -120,18 +119,15 @@ def change_file(name: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 
 
 def other_cores(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """One core more."""
     more = cpus.usable() + 1
     patch.setattr(cpus, "usable", lambda: more)
 
 
 def other_processor(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """A processor with other instructions."""
     patch.setattr(cpus, "identity", lambda: ["flags : none"])
 
 
 def other_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """Another version of the service."""
     patch.setattr(kept_measurements, "__version__", "0.0.1")
 
 

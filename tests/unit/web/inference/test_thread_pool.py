@@ -55,7 +55,6 @@ class RefusedError(Exception):
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Garbage in cycles stays."""
     gc.collect()
     gc.disable()
     yield

@@ -34,7 +34,6 @@ def test_any_time_limit_is_read(microseconds: int) -> None:
 
 
 def image_of(element: bytes) -> bytes | type[Exception]:
-    """The image that an element is, or the error's type."""
     try:
         return to_bytes(element)
     except ServingError as error:
