@@ -67,8 +67,7 @@ def test_text_classification(url: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", OWN)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"multi_label": True}, {"hypothesis_template": "It is {}.", "multi_label": False}],
+    "options", [{}, {"multi_label": True}, {"hypothesis_template": "It is {}.", "multi_label": False}]
 )
 def test_zero_shot_classification(url: str, path: str, options: Json) -> None:
     labels = ["warm", "awful", "the table"]

@@ -55,11 +55,7 @@ def statistics(url: str, model: str) -> dict[str, Any]:
     [
         ("food_classifier", 1, ["--concurrency-range", "1:4:3"]),
         ("food_classifier", 16, ["--concurrency-range", "1"]),
-        (
-            "food_classifier_onnx",
-            1,
-            ["--request-rate-range", "20", "--request-distribution", "poisson"],
-        ),
+        ("food_classifier_onnx", 1, ["--request-rate-range", "20", "--request-distribution", "poisson"]),
     ],
 )
 def test_perf_analyzer_finishes(

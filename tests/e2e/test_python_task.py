@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 
 from smallplates.engine.client import EngineClient
-from smallplates.errors import (
-    InternalError,
-    WorkerCrashedError,
-    WorkerTimeoutError,
-)
+from smallplates.errors import InternalError, WorkerCrashedError, WorkerTimeoutError
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import EngineHandle

@@ -30,7 +30,7 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_worker_restarts_total",
 }
 OF_ALL_MODELS = {  # have no label `model`
-    "serving_web_cpu_seconds_total",
+    "serving_web_cpu_seconds_total"
 }
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-feedback",

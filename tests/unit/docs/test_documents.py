@@ -14,11 +14,7 @@ from smallplates import __version__
 from smallplates.settings import ROOT, Settings
 from tools import site, tables
 
-DOCUMENTS = [
-    *ROOT.glob("*.md"),
-    *(ROOT / "docs").glob("*.md"),
-    *(ROOT / "models").glob("*/*.md"),
-]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "models").glob("*/*.md")]
 NOT_SETTINGS = {"SERVING_URL", "SERVING_TEST_CHROMIUM", "SERVING_CPUS", "SERVING_MEMORY"}
 """Variables of the client, the tests and the compose files."""
 

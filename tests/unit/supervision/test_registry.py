@@ -102,12 +102,7 @@ async def test_a_version_serves_when_every_web_process_has_prepared_it(started: 
     assert (
         first.told
         == second.told
-        == [
-            ("prepare", "a 1"),
-            ("serve", "a 1"),
-            ("prepare", "a 2"),
-            ("serve", "a 2"),
-        ]
+        == [("prepare", "a 1"), ("serve", "a 1"), ("prepare", "a 2"), ("serve", "a 2")]
     )
     old, new = started
     assert old.close.called

@@ -342,11 +342,7 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
         ("", '{"y": 4}', "the request is refused with 422: x: Field required"),
         ("", "{", "the request is refused with 400: the content: Invalid JSON"),
         ("def preprocess(self, _): raise ValueError('no')", '{"x": 4}', "with 400: no"),
-        (
-            "def infer(self, items): return items[:1]",
-            '{"x": 4}',
-            "infer returned 1 outputs",
-        ),
+        ("def infer(self, items): return items[:1]", '{"x": 4}', "infer returned 1 outputs"),
         ("def infer(self, items): return items.y", '{"x": 4}', "own.py, line 28)"),
         ("def load(self, folder, _): open(folder / 'w')", None, "FileNotFoundError: "),
         ("def load(self, folder, _): raise SystemExit(0)", None, "SystemExit: 0"),

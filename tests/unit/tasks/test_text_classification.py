@@ -11,11 +11,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import (
-    InternalError,
-    InvalidTextError,
-    TextTooLongError,
-)
+from smallplates.errors import InternalError, InvalidTextError, TextTooLongError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import BEHIND_PADDING

@@ -68,8 +68,7 @@ def of_another(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [altered, of_another, lambda text: text[:-9], lambda _: "", lambda _: "[]", lambda _: "{}"],
+    "damage", [altered, of_another, lambda text: text[:-9], lambda _: "", lambda _: "[]", lambda _: "{}"]
 )
 def test_a_damaged_or_foreign_file_is_ignored_and_written_again(
     tmp_path: Path, damage: Callable[[str], str]
@@ -155,9 +154,7 @@ def without_a_library(_: Path, patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_other_files_machines_versions_and_settings_are_measured_again(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
 ) -> None:
     folder = exports.saved(tmp_path / "model", exports.word_piece(), {})
 

@@ -87,10 +87,7 @@ def sixteen_bits_with_transparency() -> bytes:
         (lambda: pictures.encode(Image.new("RGBA", (9, 9), (255, 0, 0, 0)), "PNG"), 255),
         (lambda: pictures.encode(Image.new("RGBA", (9, 9), (0, 0, 0, 127)), "PNG"), 128),
         (lambda: pictures.encode(Image.new("LA", (9, 9), (0, 0)), "PNG"), 255),
-        (
-            lambda: pictures.encode(Image.fromarray(np.full((9, 9), 128 * 256, np.uint16)), "PNG"),
-            128,
-        ),
+        (lambda: pictures.encode(Image.fromarray(np.full((9, 9), 128 * 256, np.uint16)), "PNG"), 128),
         (lambda: pictures.encode(Image.new("L", (9, 9), 77), "PNG"), 77),
         (sixteen_bits_with_transparency, 64),
     ],

@@ -149,11 +149,7 @@ def counts(service: Service) -> tuple[list[str], list[Any]]:
 
 @pytest.mark.parametrize(("method", "path", "words"), CALLS)
 def test_refusals_are_the_same_as_without_the_check(
-    make: Callable[..., Service],
-    capfd: pytest.CaptureFixture[str],
-    method: str,
-    path: str,
-    words: str,
+    make: Callable[..., Service], capfd: pytest.CaptureFixture[str], method: str, path: str, words: str
 ) -> None:
     slow, fast = make(), make()
 
