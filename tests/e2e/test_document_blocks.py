@@ -92,15 +92,7 @@ class Page:
 
     def _printed(self, block: Block, arguments: list[str]) -> str:
         """Returns what a program writes to standard output; it must end well."""
-        done = subprocess.run(
-            arguments,
-            cwd=self.folder,
-            env={**self._env, **self._ports},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = servers.run(*arguments, cwd=self.folder, env={**self._env, **self._ports})
         assert done.returncode == 0, f"{block.place}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -240,16 +232,3 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
     with page_in(tmp_path) as page:
         for block in blocks(path):
             page.run(block)
-
-
-def test_commands_and_what_they_print() -> None:
-    text = '$ printf a |\n    cat\n{"a": 1}\n$ ls \\\n    -l\n'
-    assert list(commands(text)) == [("printf a |\n    cat", '{"a": 1}\n'), ("ls \\\n    -l", "")]
-    text = "cd models\nls |\n  wc\nmake run  # or smallplates serve\ncurl a\ncurl b\n"
-    parts = ["cd models\nls |\n  wc", "make run  # or smallplates serve", "curl a\ncurl b"]
-    assert list(commands(text)) == [(part, "") for part in parts]
-
-
-def test_times_and_digits_are_left_out() -> None:
-    assert comparable("Soup 95.14 (54.8 ms)") == comparable("Soup 95.143 (1.2 ms)\n")
-    assert comparable("Soup 0.95") != comparable("Soup 0.85")

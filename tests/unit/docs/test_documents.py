@@ -51,12 +51,6 @@ def test_a_generated_part_is_up_to_date(path: str, name: str) -> None:
     assert tables.filled(document, {name: tables.parts()[path][name]}) == document, "make docs-tables"
 
 
-def test_a_part_without_its_place_is_an_error() -> None:
-    assert tables.filled("<!-- begin a -->\nold\n<!-- end a -->", {"a": r"\1"}).splitlines()[1] == r"\1"
-    with pytest.raises(ValueError, match="there must be one <!-- begin a -->"):
-        tables.filled("", {"a": "text"})
-
-
 def test_a_scope_names_settings() -> None:
     named = [name for names in tables.SCOPES.values() for name in names]
     assert len(named) == len(set(named) & set(Settings.model_fields))

@@ -25,6 +25,7 @@ from smallplates.tasks.python.backend import MAX_PROBLEMS, MAX_TEXT, PythonBacke
 from smallplates.tasks.python.web import PythonRequests
 from smallplates.web.api.documentation import describe_predict
 from smallplates.worker import cuda_driver
+from tests import servers
 
 CODE = """
 import dataclasses
@@ -411,8 +412,6 @@ def checked(module: Path, method: str, code: str, *options: str) -> subprocess.C
         f"{CODE}\nimport os, time\nclass Checked(WithExample):\n    def {method}(self, *arguments):\n"
         f"        {code}\n        return super().{method}(*arguments)\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
-    command = [sys.executable, "-m", "smallplates", "check", "own:Checked", *options]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    env = {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
+    program = (sys.executable, "-m", "smallplates", "check", "own:Checked")
+    return servers.run(*program, *options, env=env)
