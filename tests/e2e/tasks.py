@@ -86,15 +86,10 @@ class Service:
 @contextmanager
 def every_task(folder: Path) -> Iterator[Service]:
     """Runs a service of MODELS, made in this folder; a text has at most 64 tokens."""
-    exports.saved(folder / "export-1", exports.word_piece(), {}, names=TOKENS)
-    exports.asked(folder / "reader", exports.word_piece(), {}, names=TOKENS)
-    exports.encoded(folder / "vectors", exports.word_piece(), {}, names=TOKENS)
+    exports.each(folder, "export-1", *TEXTS[1:6], names=TOKENS)
     exports.modules(
         folder / "vectors", ("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {})
     )
-    exports.ranked(folder / "ranker", exports.word_piece(), {}, names=TOKENS)
-    exports.tagged(folder / "tagger", exports.word_piece(), {}, names=TOKENS)
-    exports.compared(folder / "implied", exports.word_piece(), {})
     counter(folder / "counter")
     (folder / "installed").mkdir()
     token_count.install(folder / "installed")

@@ -82,10 +82,10 @@ def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
             env = {
                 "SERVING_MODEL_DIR": str(folder),
                 "SERVING_LOG_LEVEL": "error",
-                "SERVING_INSTANCES": "1",
                 "SERVING_MAX_BATCH_SIZE": "1",
                 "SERVING_GRPC_PORT": str(ports[0]),
                 "SERVING_TCP_PORT": str(ports[1]),
+                **servers.UNMEASURED,
             }
             url = stack.enter_context(servers.api(build, env))
             return Service(urlsplit(url).port or 0, *ports)

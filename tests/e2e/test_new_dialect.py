@@ -27,7 +27,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     exports.saved(folder, exports.word_piece(), {})
     settings = {
         "SERVING_MODEL_DIR": str(folder),
-        "SERVING_INSTANCES": "1",
+        **servers.UNMEASURED,
         "SERVING_LOG_LEVEL": "error",
         "SERVING_MAX_BATCH_SIZE": "1",
         "SERVING_WEB_PROCESSES": "2",
