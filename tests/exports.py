@@ -96,11 +96,17 @@ def trained_byte_level() -> str:
 
 def embeddings(tokenizer: Tokenizer, labels: int = len(LABELS)) -> NDArray[np.float32]:
     """What makes `graphs.text_classifier` answer the label of each of WORDS."""
-    made = np.zeros((tokenizer.get_vocab_size(), labels), np.float32)
-    for word, label in WORDS.items():
+    of_labels = 12 * np.eye(labels, dtype=np.float32)
+    return logits(tokenizer, {word: of_labels[label % labels] for word, label in WORDS.items()}, labels)
+
+
+def logits(tokenizer: Tokenizer, of_words: Mapping[str, Any], width: int) -> NDArray[np.float32]:
+    """Numbers [vocabulary, width]: those of words, 0 of all other tokens."""
+    made = np.zeros((tokenizer.get_vocab_size(), width), np.float32)
+    for word, numbers in of_words.items():
         for name in (word, f"Ġ{word}"):
             if (number := tokenizer.token_to_id(name)) is not None:
-                made[number, label % labels] = 12
+                made[number] = numbers
     return made
 
 
@@ -116,30 +122,22 @@ def saved(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: A
 def asked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: Any) -> Path:
     """The same for question answering; the answers are those of SPANS."""
     files(folder, tokenizer, {"architectures": ["BertForQuestionAnswering"], **config})
-    logits = np.zeros((tokenizer.get_vocab_size(), 2), np.float32)
-    for word, values in SPANS.items():
-        for name in (word, f"Ġ{word}"):
-            if (number := tokenizer.token_to_id(name)) is not None:
-                logits[number] = values
-    return graphs.saved(graphs.question_answering(logits, **graph), folder)
+    return graphs.saved(graphs.question_answering(logits(tokenizer, SPANS, 2), **graph), folder)
 
 
 def tagged(
     folder: Path,
     tokenizer: Tokenizer,
     config: dict[str, Any],
-    logits: Mapping[str, Sequence[float]] = TAGS,
+    tags: Mapping[str, Sequence[float]] = TAGS,
     **graph: Any,
 ) -> Path:
-    """The same for token classification; tokens have these `logits`, all others those of `O`."""
+    """The same for token classification; tokens have the logits `tags`, all others those of `O`."""
     names = {str(index): name for index, name in enumerate(TAG_NAMES)}
     content = {"architectures": ["BertForTokenClassification"], "id2label": names, **config}
     files(folder, tokenizer, content)
-    made = np.zeros((tokenizer.get_vocab_size(), len(TAG_NAMES)), np.float32)
-    made[:, 0] = 4
-    for token, numbers in logits.items():
-        if (number := tokenizer.token_to_id(token)) is not None:
-            made[number] = numbers
+    made = logits(tokenizer, tags, len(TAG_NAMES))
+    made[~made.any(1), 0] = 4
     return graphs.saved(graphs.token_classifier(made, **graph), folder)
 
 
@@ -181,12 +179,14 @@ def ranked(folder: Path, tokenizer: Tokenizer, config: dict[str, Any], **graph: 
     """The same for ranking: texts of awful words have a lower score, of wonderful ones a higher one."""
     content = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
     files(folder, tokenizer, {**content, **config})
-    scores = np.zeros((tokenizer.get_vocab_size(), 1), np.float32)
-    for word, label in WORDS.items():
-        for name in (word, f"Ġ{word}"):
-            if (number := tokenizer.token_to_id(name)) is not None:
-                scores[number] = 12 * (label - 1)
+    scores = logits(tokenizer, {word: 12 * (label - 1) for word, label in WORDS.items()}, 1)
     return graphs.saved(graphs.text_classifier(scores, **graph), folder)
+
+
+def each(folder: Path, *names: str, **graph: Any) -> None:
+    """One export each for classes, questions, vectors, ranking, entities and labels of a request."""
+    for make, name in zip((saved, asked, encoded, ranked, tagged, compared), names, strict=True):
+        make(folder / name, word_piece(), {}, **graph)
 
 
 def files(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:

@@ -63,6 +63,16 @@ def wait_for(condition: Callable[[], object], what: str = "a condition", seconds
         time.sleep(0.01)
 
 
+def run(
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, seconds: float = 100
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program that ends by itself, and keeps what it writes."""
+    own = {**os.environ, **(env or {})}
+    return subprocess.run(
+        arguments, cwd=cwd, env=own, capture_output=True, text=True, timeout=seconds, check=False
+    )
+
+
 @contextmanager
 def replying(reply: bytes) -> Iterator[str]:
     """The base URL of a server that sends these bytes to whatever its only client sends."""

@@ -1,4 +1,4 @@
-"""A service of tiny models for texts: embeddings, ranking, classes."""
+"""A service of tiny models, most of them for texts."""
 
 import json
 from collections.abc import Iterator
@@ -14,13 +14,12 @@ ALIAS = "text-embedding-3-small"
 @contextmanager
 def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> Iterator[str]:
     """Base URL of a service of these models, which are made in `folder`; the first is the default."""
-    tokenizer = exports.word_piece()
+    exports.each(folder, "feelings", "questions", "words", "judge", "dishes", "topics")
     pooling = ("Pooling", {"pooling_mode_mean_tokens": True})
-    words = exports.encoded(exports.modules(folder / "words", pooling, ("Normalize", {})), tokenizer, {})
+    words = exports.modules(folder / "words", pooling, ("Normalize", {}))
     prompts = {"prompts": {"query": "warm ", "document": "table "}}
     (words / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    exports.ranked(folder / "judge", tokenizer, {})
-    exports.saved(folder / "feelings", tokenizer, {})
+    (folder / "food11").symlink_to(servers.ROOT / "models" / "food11")
     settings = {
         "SERVING_MODELS": ",".join(str(folder / name) for name in models.split(",")),
         "SERVING_ALIASES": f"{ALIAS}=words, org/judge=judge",

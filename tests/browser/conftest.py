@@ -66,7 +66,6 @@ def feedback_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def session_stub() -> Iterator[StubApi]:
-    """Stub that all tests share."""
     with stub_api() as made:
         yield made
 
@@ -81,7 +80,6 @@ def stub(session_stub: StubApi) -> Iterator[StubApi]:
 
 @pytest.fixture(scope="session")
 def base_url(session_stub: StubApi, feedback_dir: Path) -> Iterator[str]:
-    """Address of the page."""
     feedback = {"UI_FEEDBACK_DIR": str(feedback_dir), "UI_FEEDBACK_PER_MINUTE": "1000"}
     with page_before(session_stub.url, **feedback) as url:
         yield url

@@ -24,7 +24,6 @@ class FilePayload(TypedDict):
 
 
 def payload(name: str, content: bytes, kind: str = "image/jpeg") -> FilePayload:
-    """Returns a file that is not on disk."""
     return {"name": name, "mimeType": kind, "buffer": content}
 
 
@@ -39,7 +38,6 @@ def from_a_phone(folder: Path) -> Path:
 
 
 def opened(content: bytes) -> Image.Image:
-    """Decodes an image completely."""
     image = Image.open(io.BytesIO(content))
     image.load()
     return image

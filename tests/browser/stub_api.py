@@ -60,7 +60,6 @@ class Asked:
 
     @property
     def photo(self) -> bytes:
-        """Image in the request."""
         if isinstance(self.body, bytes):
             return self.body
         return base64.b64decode(self.body["image"], validate=True)
@@ -112,11 +111,9 @@ class StubApi:
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def up(self) -> None:
-        """Starts to listen."""
         self._server = _Server(self, self.port)
         self.port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -132,7 +129,6 @@ class StubApi:
 
 @contextmanager
 def stub_api() -> Iterator[StubApi]:
-    """Yields a running stub."""
     stub = StubApi()
     stub.up()
     try:
@@ -143,7 +139,6 @@ def stub_api() -> Iterator[StubApi]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Waits for a condition."""
     wait_for(condition, what, PATIENCE_S)
 
 

@@ -186,7 +186,6 @@ def reads(asked: Asked) -> Reply:
 
 
 def sees(asked: Asked) -> Reply:
-    """Names a flower."""
     return Reply(200, {**SEEN, "petals": asked.body["petals"]}, {"Server-Timing": TIMES})
 
 
@@ -238,7 +237,6 @@ def fits(asked: Asked) -> Reply:
 
 
 def adds(asked: Asked) -> Reply:
-    """Adds the numbers."""
     (tensor,) = asked.body["inputs"]
     output = {"name": "sum", "datatype": "FP32", "shape": [1, 1], "data": [sum(tensor["data"])]}
     return Reply(200, {"model_name": "sums", "model_version": "1", "outputs": [output]})

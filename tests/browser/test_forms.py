@@ -16,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page(page_of: PageOf) -> Page:
-    """The page, opened."""
     return page_of(FLOWERS)
 
 

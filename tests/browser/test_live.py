@@ -29,11 +29,7 @@ def test_the_matrix_follows_what_is_typed(page_of: PageOf, stub: StubApi) -> Non
     expect(page.locator(".card-sentence")).to_have_text("Texts 1 and 3 are the closest: 0.80")
     expect(page.locator("#say")).to_have_text("Texts 1 and 3 are the closest: 0.80")
     expect(page.locator(DONE)).to_have_count(1)
-    assert cells(page) == [
-        ["1.00", "0.00", "0.80"],
-        ["0.00", "1.00", "0.00"],
-        ["0.80", "0.00", "1.00"],
-    ]
+    assert cells(page) == [["1.00", "0.00", "0.80"], ["0.00", "1.00", "0.00"], ["0.80", "0.00", "1.00"]]
     expect(page.get_by_role("rowheader", name="3 <i>aa")).to_be_visible()
     expect(page.locator(".bar").first).to_have_text("“aab” and “<i>aa” 0.80", use_inner_text=True)
     colour = "cell => getComputedStyle(cell).backgroundColor"

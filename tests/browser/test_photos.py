@@ -13,15 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Opener
-from tests.browser.pictures_of_food import (
-    EGG,
-    GPS_IFD,
-    RICE,
-    SOUP,
-    from_a_phone,
-    opened,
-    payload,
-)
+from tests.browser.pictures_of_food import EGG, GPS_IFD, RICE, SOUP, from_a_phone, opened, payload
 from tests.browser.stub_api import LABELS, UNSURE, StubApi, error, ok, until
 
 pytestmark = pytest.mark.slow
@@ -259,11 +251,7 @@ def test_details(open_page: Opener, base_url: str, stub: StubApi) -> None:
     page.get_by_label("Choose photos").set_input_files(payload(name, EGG.read_bytes()))
     page.get_by_text("Details").click()
     legend = page.locator(".times-legend li").all_inner_texts()
-    assert [text.strip() for text in legend[:3]] == [
-        "decode 1.2 ms",
-        "queue 0.4 ms",
-        "inference 7.3 ms",
-    ]
+    assert [text.strip() for text in legend[:3]] == ["decode 1.2 ms", "queue 0.4 ms", "inference 7.3 ms"]
     assert "network" in legend[3]
     expect(page.locator(".model")).to_contain_text(
         "food11 1, onnx on cpu (CPUExecutionProvider), in int8: it is fit, and faster. Request"

@@ -15,7 +15,6 @@ BRIDGE = "The bridge was built in 1902 by Anna Lindqvist, an engineer from Gothe
 
 @pytest.fixture
 def page(page_of: PageOf) -> Page:
-    """The page, opened."""
     return page_of(READER)
 
 

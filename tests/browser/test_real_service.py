@@ -25,12 +25,7 @@ def real_page(onnx_url: str) -> Iterator[str]:
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a page in front of models of every kind, in one service."""
     folder = tmp_path_factory.mktemp("several")
-    exports.saved(folder / "sentiment", exports.word_piece(), {})
-    exports.asked(folder / "reader", exports.word_piece(), {})
-    exports.encoded(folder / "meanings", exports.word_piece(), {})
-    exports.ranked(folder / "search", exports.word_piece(), {})
-    exports.tagged(folder / "tagger", exports.word_piece(), {})
-    exports.compared(folder / "intents", exports.word_piece(), {})
+    exports.each(folder, *NAMES[1:7])
     (folder / "own").mkdir()
     own = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
     (folder / "own/model.json").write_text(json.dumps(own))

@@ -16,7 +16,6 @@ THREE = "a wonderful day\nlate\n\n  so so  "
 
 @pytest.fixture
 def page(page_of: PageOf) -> Page:
-    """The page, opened."""
     return page_of(SENTIMENT)
 
 

@@ -2,23 +2,20 @@
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import cohere
-import numpy as np
 import openai
 import pytest
 import requests
 from haystack import Document
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
-from huggingface_hub import InferenceClient
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
-from tests.text_service import ALIAS, DIMENSIONS
+from tests import servers
+from tests.text_service import ALIAS
 
 TEXTS = ["the soup was warm", "the table"]
 QUERY, DOCUMENTS = "the soup", ["awful and dull", "wonderful and warm", "the table"]
@@ -33,21 +30,14 @@ client.embeddings.create({ model: process.argv[2], input: JSON.parse(process.arg
 
 @pytest.fixture(scope="session")
 def vectors(url: str) -> list[list[float]]:
-    """The vectors of TEXTS."""
     content = requests.post(f"{url}/predict/words", json={"text": TEXTS}, timeout=20).json()
     return [row["embedding"] for row in content]
 
 
 def test_openai_for_node(url: str, vectors: list[list[float]]) -> None:
     """It asks for base64 unless its user names a format."""
-    result = subprocess.run(
-        ["node", "-e", SCRIPT, url, ALIAS, json.dumps(TEXTS)],
-        env={**os.environ, "NODE_PATH": str(Path(sys.prefix) / "node_modules")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {"NODE_PATH": str(Path(sys.prefix) / "node_modules")}
+    result = servers.run("node", "-e", SCRIPT, url, ALIAS, json.dumps(TEXTS), env=env)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == [pytest.approx(vector, abs=1e-6) for vector in vectors]
 
@@ -98,13 +88,3 @@ def test_cohere(url: str) -> None:
     with pytest.raises(cohere.errors.NotFoundError) as unknown:
         client.rerank(model="nobody", query=QUERY, documents=DOCUMENTS)
     assert "nobody" in unknown.value.body["message"]
-
-
-def test_huggingface_hub(url: str, vectors: list[list[float]]) -> None:
-    found = InferenceClient(model=url).feature_extraction(TEXTS[0])
-    assert found.shape == (1, DIMENSIONS)
-    assert found[0] == pytest.approx(np.array(vectors[0]), abs=1e-6)
-    scores = InferenceClient(model=f"{url}/similarity").sentence_similarity(
-        TEXTS[0], other_sentences=TEXTS
-    )
-    assert scores == pytest.approx([1, float(np.dot(vectors[0], vectors[1]))], abs=1e-5)

@@ -12,8 +12,6 @@ WAYS = {"answer": 200, "refuse": 503, "hang up": None}
 
 
 class Replica(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     posts = 0
 

@@ -39,7 +39,6 @@ class Proxy:
         self.replicas = replicas
 
     def post(self, body: bytes) -> int:
-        """The status of one request."""
         return requests.post(f"{self.url}/predict", body, timeout=30).status_code
 
     def count(self, way: str) -> int:
@@ -82,7 +81,6 @@ def proxy_before(*ways: str) -> Iterator[Proxy]:
 
 
 def connects(proxy: Proxy) -> bool:
-    """Whether the proxy is there."""
     try:
         return requests.get(proxy.url, timeout=10).status_code == 200
     except requests.ConnectionError:

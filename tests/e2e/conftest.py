@@ -62,7 +62,6 @@ def versions(fake_settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def senders() -> Iterator[ThreadPoolExecutor]:
-    """Threads for requests that wait."""
     with ThreadPoolExecutor(32) as executor:
         yield executor
 
@@ -98,7 +97,6 @@ class SharedService:
 def module_service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedService]:
-    """One service with the module's SETTINGS."""
     gate = tmp_path_factory.mktemp("shared") / "gate"
     settings = {**request.module.SETTINGS, "FAKE_GATE": str(gate)}
     with servers.api("tests.fake", settings) as url:

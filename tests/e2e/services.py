@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import os
 import socket
 import subprocess
 import sys
@@ -76,15 +75,8 @@ async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[Engin
 
 def ended(settings: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """A service that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "smallplates.service", *(arguments or ("tests.fake",))],
-        cwd=servers.ROOT,
-        env={**os.environ, "SERVING_PORT": "0", **settings},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    program = (sys.executable, "-m", "smallplates.service", *(arguments or ("tests.fake",)))
+    return servers.run(*program, env={"SERVING_PORT": "0", **settings})
 
 
 def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -99,19 +91,10 @@ def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -
 
 def ask(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`smallplates ask`."""
-    return subprocess.run(
-        [sys.executable, "-m", "smallplates", "ask", *arguments],
-        cwd=servers.ROOT,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return servers.run(sys.executable, "-m", "smallplates", "ask", *arguments, env=env)
 
 
 def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:
-    """Loads a version of a model."""
     return requests.post(
         f"{url}/v2/repository/models/{model}/load",
         json={"parameters": {"version": version}},
@@ -159,7 +142,6 @@ def repeatedly(action: threading.Thread) -> Iterator[None]:
 
 
 def ready_workers(url: str) -> int:
-    """As the service counts them."""
     return int(metric(url, "serving_ready_workers"))
 
 

@@ -35,7 +35,6 @@ class Service:
     tcp_port: int = 0
 
     def get(self, path: str) -> Any:
-        """Returns the JSON of a path."""
         return requests.get(self.url + path, timeout=20).json()
 
     def post(self, path: str, body: Any, kind: str | None = None) -> requests.Response:
@@ -87,15 +86,10 @@ class Service:
 @contextmanager
 def every_task(folder: Path) -> Iterator[Service]:
     """Runs a service of MODELS, made in this folder; a text has at most 64 tokens."""
-    exports.saved(folder / "export-1", exports.word_piece(), {}, names=TOKENS)
-    exports.asked(folder / "reader", exports.word_piece(), {}, names=TOKENS)
-    exports.encoded(folder / "vectors", exports.word_piece(), {}, names=TOKENS)
+    exports.each(folder, "export-1", *TEXTS[1:6], names=TOKENS)
     exports.modules(
         folder / "vectors", ("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {})
     )
-    exports.ranked(folder / "ranker", exports.word_piece(), {}, names=TOKENS)
-    exports.tagged(folder / "tagger", exports.word_piece(), {}, names=TOKENS)
-    exports.compared(folder / "implied", exports.word_piece(), {})
     counter(folder / "counter")
     (folder / "installed").mkdir()
     token_count.install(folder / "installed")
@@ -121,7 +115,6 @@ def every_task(folder: Path) -> Iterator[Service]:
 
 
 def write_description(folder: Path, described: dict[str, Any]) -> None:
-    """Writes model.json."""
     folder.mkdir(exist_ok=True)
     (folder / "model.json").write_text(json.dumps(described))
 

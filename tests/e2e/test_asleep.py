@@ -32,7 +32,6 @@ def is_asleep(url: str, server: psutil.Process) -> bool:
 
 
 def get(url: str, path: str) -> Any:
-    """The JSON that a path answers."""
     answer = requests.get(url + path, timeout=10)
     assert answer.status_code == 200, path
     return answer.json()

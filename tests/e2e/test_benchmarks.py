@@ -101,9 +101,7 @@ def test_load_prints_and_writes(
     assert b"<svg" in (tmp_path / "load.svg").read_bytes()
 
 
-def test_load_warns_of_what_it_should_not_be_trusted_for(
-    keyed: tuple[str, dict[Protocol, int]],
-) -> None:
+def test_load_warns_of_what_it_should_not_be_trusted_for(keyed: tuple[str, dict[Protocol, int]]) -> None:
     url, _ = keyed
     seen = Target(url, [command()]).closed(2, SHORT)
     assert set(seen.statuses) == {"401"}

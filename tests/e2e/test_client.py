@@ -8,7 +8,7 @@ import smallplates.client
 from smallplates.client import Client
 from tests import servers
 from tests.e2e.conftest import SharedService
-from tests.fake.backend import Failure, command
+from tests.fake.backend import command
 from tests.servers import wait_for
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,6 @@ def gate(shared: SharedService) -> Path:
 
 
 def value(client: Client, name: str) -> float:
-    """A metric without labels."""
     return next(sample.value for sample in client.metrics() if sample.name == name)
 
 
@@ -74,54 +73,6 @@ def test_a_restart_is_waited_for() -> None:
         with servers.running(arguments, f"{url}/health/ready", SETTINGS):
             client.wait_ready()
             assert patient.result().tries > 1
-
-
-def test_deadlines_reach_the_service(url: str, gate: Path, shared: SharedService) -> None:
-    with Client(url) as client:
-        held = client.submit(command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
-        with pytest.raises(smallplates.client.DeadlineExceededError) as late:
-            client.predict(command(), timeout_s=2, request_id="late-1")
-        assert late.value.request_id == "late-1"
-        wait_for(lambda: shared.growth("serving_expired_total") == 1)
-        gate.touch()
-        assert held.result().label
-
-
-def test_cancelling_frees_the_slot(url: str, gate: Path, shared: SharedService) -> None:
-    with Client(url) as client:
-        held = client.submit(command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
-        queued = client.submit(command())
-        wait_for(lambda: value(client, "serving_free_slots") == 0)
-        queued.cancel()
-        wait_for(lambda: shared.growth("serving_cancelled_total") == 1)
-        gate.touch()
-        assert held.result().label
-        wait_for(lambda: value(client, "serving_free_slots") == 2)
-
-
-def test_failures_are_told_apart(url: str) -> None:
-    with Client(url) as client:
-        with pytest.raises(smallplates.client.ServerError) as failed:
-            client.predict(command(failure=Failure.RAISE))
-        assert (failed.value.code, failed.value.retryable) == ("internal_error", False)
-        with pytest.raises(smallplates.client.RequestRefusedError) as refused:
-            client.predict(b"no picture")
-        assert refused.value.code == "invalid_image"
-        assert refused.value.request_id
-        assert len(client.predict(command(), top_k=11).top) == 11
-        assert client.predict(command(), base64=True, priority="bulk").label
-        assert {sample.name for sample in client.metrics()} >= {"serving_ready_workers"}
-        assert len(client.model().labels) == 11
-
-
-def test_a_picture_that_crashes_workers_is_not_sent_again(url: str, shared: SharedService) -> None:
-    with Client(url) as client:
-        with pytest.raises(smallplates.client.ServerError) as crashed:
-            client.predict(command(failure=Failure.EXIT))
-        assert crashed.value.code == "worker_crashed"
-        wait_for(lambda: shared.growth("serving_worker_restarts_total") == 2)
 
 
 def test_a_batch_against_a_small_service(url: str) -> None:

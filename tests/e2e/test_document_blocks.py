@@ -58,7 +58,6 @@ class Page:
         }
 
     def run(self, block: Block) -> None:
-        """Runs one block."""
         if block.language in DATA:
             self._keep_model_json(block)
         elif not block.note:
@@ -93,15 +92,7 @@ class Page:
 
     def _printed(self, block: Block, arguments: list[str]) -> str:
         """Returns what a program writes to standard output; it must end well."""
-        done = subprocess.run(
-            arguments,
-            cwd=self.folder,
-            env={**self._env, **self._ports},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = servers.run(*arguments, cwd=self.folder, env={**self._env, **self._ports})
         assert done.returncode == 0, f"{block.place}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -145,7 +136,6 @@ class Page:
         servers.wait_for(lambda: all_are_ready(url))
 
     def stop(self) -> None:
-        """Ends the service."""
         if self._service is not None and self._service.poll() is None:
             os.killpg(self._service.pid, signal.SIGTERM)
             try:
@@ -212,12 +202,8 @@ def page_in(folder: Path) -> Iterator[Page]:
     (folder / "models" / "food11" / "model.json").write_text(described)
     second = described.replace('"1/', '"2/').replace('"version": "1"', '"version": "2"')
     (folder / "models" / "food11" / "2" / "model.json").write_text(second)
-    exports.saved(folder / "exports" / "sentiment", exports.word_piece(), {}, names=NAMES)
-    exports.asked(folder / "exports" / "questions", exports.word_piece(), {}, names=NAMES)
-    exports.encoded(folder / "exports" / "embeddings", exports.word_piece(), {}, names=NAMES)
-    exports.ranked(folder / "exports" / "reranker", exports.word_piece(), {}, names=NAMES)
-    exports.tagged(folder / "exports" / "tagger", exports.word_piece(), {}, names=NAMES)
-    exports.compared(folder / "exports" / "implied", exports.word_piece(), {}, names=NAMES)
+    kinds = ("sentiment", "questions", "embeddings", "reranker", "tagger", "implied")
+    exports.each(folder / "exports", *kinds, names=NAMES)
     for name in ("export", "folder"):
         (folder / "path" / "to" / name).symlink_to(folder / "exports" / "sentiment")
     (folder / "models" / "distance" / "1").mkdir(parents=True)
@@ -242,16 +228,3 @@ def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
     with page_in(tmp_path) as page:
         for block in blocks(path):
             page.run(block)
-
-
-def test_commands_and_what_they_print() -> None:
-    text = '$ printf a |\n    cat\n{"a": 1}\n$ ls \\\n    -l\n'
-    assert list(commands(text)) == [("printf a |\n    cat", '{"a": 1}\n'), ("ls \\\n    -l", "")]
-    text = "cd models\nls |\n  wc\nmake run  # or smallplates serve\ncurl a\ncurl b\n"
-    parts = ["cd models\nls |\n  wc", "make run  # or smallplates serve", "curl a\ncurl b"]
-    assert list(commands(text)) == [(part, "") for part in parts]
-
-
-def test_times_and_digits_are_left_out() -> None:
-    assert comparable("Soup 95.14 (54.8 ms)") == comparable("Soup 95.143 (1.2 ms)\n")
-    assert comparable("Soup 0.95") != comparable("Soup 0.85")

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 import requests
 
 from smallplates.supervision.worker_process import STARTS_IF_KILLED
-from smallplates.web.http.request_context import HIDDEN
-from tests.e2e.conftest import SharedService
 from tests.e2e.services import (
     WORKER,
     check_right,
@@ -132,45 +129,6 @@ def test_requests_wait_for_a_worker_that_is_killed_while_it_restarts(
         (tmp_path / "loading").unlink(missing_ok=True)
         wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
         assert predict(url, command(class_index=7)).json()["prediction"] == "7"
-
-
-@pytest.mark.parametrize(
-    ("failure", "code"),
-    [
-        (Failure.RAISE, "internal_error"),
-        (Failure.NOT_FINITE, "internal_error"),
-        (Failure.TOO_FEW_OUTPUTS, "internal_error"),
-        (Failure.EXIT, "worker_crashed"),
-    ],
-)
-def test_one_poisonous_picture_fails_alone(
-    fake_settings: dict[str, str],
-    tmp_path: Path,
-    one_worker: SharedService,
-    senders: ThreadPoolExecutor,
-    failure: Failure,
-    code: str,
-) -> None:
-    with ExitStack() as stack:
-        if failure is Failure.EXIT:
-            service = fake_service(fake_settings, instances="1", max_batch_size="8")
-            (url, _), gate = stack.enter_context(service), tmp_path / "gate"
-        else:
-            stack.enter_context(one_worker.used())
-            url, gate = one_worker.url, one_worker.gate
-        first = senders.submit(predict, url, command(held=True, class_index=99))
-        wait_for(gate.with_suffix(".held").exists)
-        healthy = [senders.submit(predict, url, command(class_index=i)) for i in range(3)]
-        poison = senders.submit(predict, url, command(failure=failure))
-        healthy += [senders.submit(predict, url, command(class_index=i)) for i in range(3, 6)]
-        wait_for(lambda: metric(url, "serving_queue_depth") == 7)
-        gate.touch()
-        assert first.result().json()["prediction"] == "99"
-        assert [f.result().json()["prediction"] for f in healthy] == [str(i) for i in range(6)]
-        assert poison.result().status_code == 500
-        assert poison.result().json()["code"] == code
-        assert (poison.result().json()["detail"] == HIDDEN) == (code == "internal_error")
-        assert "secret" not in poison.result().text
 
 
 def test_while_a_poisonous_picture_waits_for_a_second_worker_the_others_are_served(

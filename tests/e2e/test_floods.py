@@ -200,28 +200,6 @@ def test_what_has_no_end_is_cut_off(url: str, start: bytes, data: bytes) -> None
     assert is_answered(url)
 
 
-def test_a_few_requests_may_wait_on_one_connection(url: str) -> None:
-    with connect(url) as connection:
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 7)
-        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answers = connection.makefile("rb").read()
-    assert answers.count(b"HTTP/1.1 200") == 8
-
-
-def test_who_leaves_while_requests_wait_is_no_error(gate: Path) -> None:
-    with servers.api("tests.fake", {**SETTINGS, "FAKE_GATE": str(gate)}) as url:
-        picture = command(held=True)
-        with connect(url) as connection:
-            request = POST + b"Content-Length: %d\r\n\r\n" % len(picture) + picture
-            connection.sendall(request + b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 7)
-            wait_for(gate.with_suffix(".held").exists)
-            connection.close()
-            wait_for(lambda: metric(url, "serving_cancelled_total") == 1)
-        gate.touch()
-        assert is_answered(url)
-        assert "internal_error" not in requests.get(f"{url}/metrics", timeout=20).text
-
-
 def test_who_does_not_read_is_cut_off(url: str) -> None:
     paths = requests.get(f"{url}/docs", timeout=20).text
     script = next(part for part in paths.split('"') if part.endswith("bundle.js"))

@@ -38,8 +38,6 @@ MODEL = {
 
 @dataclass(frozen=True)
 class Service:
-    """Where it speaks what."""
-
     http: int
     grpc: int
     tcp: int
@@ -62,13 +60,11 @@ def images(folder: Path) -> str:
 
 
 def texts(folder: Path) -> str:
-    """The same with texts."""
     exports.saved(folder, exports.word_piece(), {})
     return "fastapi_onnx"
 
 
 def questions(folder: Path) -> str:
-    """The same with questions."""
     exports.asked(folder, exports.word_piece(), {})
     return "fastapi_onnx"
 
@@ -86,10 +82,10 @@ def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
             env = {
                 "SERVING_MODEL_DIR": str(folder),
                 "SERVING_LOG_LEVEL": "error",
-                "SERVING_INSTANCES": "1",
                 "SERVING_MAX_BATCH_SIZE": "1",
                 "SERVING_GRPC_PORT": str(ports[0]),
                 "SERVING_TCP_PORT": str(ports[1]),
+                **servers.UNMEASURED,
             }
             url = stack.enter_context(servers.api(build, env))
             return Service(urlsplit(url).port or 0, *ports)

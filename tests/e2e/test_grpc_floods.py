@@ -61,7 +61,6 @@ class Service:
 
 @contextlib.contextmanager
 def serving(**env: str) -> Iterator[Service]:
-    """Runs one."""
     port = servers.free_port()
     settings = {**SETTINGS, "SERVING_GRPC_PORT": str(port), **env}
     with servers.api("tests.fake", settings) as url:
@@ -70,14 +69,12 @@ def serving(**env: str) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    """One that is impatient."""
     with serving() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Service]:
-    """One that is patient."""
     with serving(**PATIENT) as running:
         yield running
 

@@ -15,8 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests import exports, pictures, servers
-from tests.e2e.test_text_dialects import TEXTS
+from tests import pictures, text_service
 
 PHOTO = pictures.jpeg()
 ENCODED = base64.b64encode(PHOTO).decode()
@@ -30,26 +29,8 @@ Json = Any
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A model of every task; the default one classifies texts."""
-    folder, tokenizer = tmp_path_factory.mktemp("models"), exports.word_piece()
-    exports.saved(folder / "feelings", tokenizer, {})
-    exports.compared(folder / "topics", tokenizer, {})
-    exports.tagged(folder / "dishes", tokenizer, {})
-    exports.asked(folder / "questions", tokenizer, {})
-    exports.ranked(folder / "judge", tokenizer, {})
-    pooling = ("Pooling", {"pooling_mode_mean_tokens": True})
-    exports.encoded(exports.modules(folder / "words", pooling, ("Normalize", {})), tokenizer, {})
-    names = ("feelings", "topics", "dishes", "questions", "judge", "words")
-    models = [*(str(folder / name) for name in names), str(servers.ROOT / "models" / "food11")]
-    settings = {
-        "SERVING_MODELS": ",".join(models),
-        "SERVING_CPU_RUNTIME": "onnxruntime",
-        "SERVING_PRECISION": "fp32",
-        "SERVING_INSTANCES": "1",
-        "SERVING_LOG_LEVEL": "error",
-        "SERVING_MAX_BATCH_SIZE": "4",
-    }
-    with servers.api("fastapi_onnx", settings) as url:
-        servers.wait_for(lambda: servers.metric(url, "serving_ready_workers") == len(models))
+    models = "feelings,topics,dishes,questions,judge,words,food11"
+    with text_service.running(tmp_path_factory.mktemp("models"), models) as url:
         yield url
 
 
@@ -86,8 +67,7 @@ def test_text_classification(url: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", OWN)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"multi_label": True}, {"hypothesis_template": "It is {}.", "multi_label": False}],
+    "options", [{}, {"multi_label": True}, {"hypothesis_template": "It is {}.", "multi_label": False}]
 )
 def test_zero_shot_classification(url: str, path: str, options: Json) -> None:
     labels = ["warm", "awful", "the table"]
@@ -313,11 +293,3 @@ def test_other_bodies_get_an_answer_or_an_error_of_the_client(
     response = requests.post(url + path, data=content, headers=headers, timeout=60)
     assert 200 <= response.status_code < 500, (path, body[:300], response.text[:300])
     response.json()
-
-
-@pytest.mark.parametrize("texts", [name for name, text in TEXTS.items() if len(text) < 10**7])
-@pytest.mark.parametrize("name", ["feelings", "topics", "dishes", "questions", "words", "food11"])
-def test_hostile_inputs(url: str, name: str, texts: str) -> None:
-    body = b'{"inputs": %b, "parameters": {}}' % TEXTS[texts]
-    response = requests.post(f"{url}/models/{name}", data=body, timeout=60)
-    assert response.status_code in range(400, 500), response.text[:300]

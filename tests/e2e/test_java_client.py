@@ -1,12 +1,11 @@
 """Java's own HTTP client, which offers every server an upgrade to HTTP/2."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests import pictures
+from tests import pictures, servers
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,6 @@ def test_photos_are_classified(onnx_url: str, tmp_path: Path) -> None:
     source, photo = tmp_path / "Ask.java", tmp_path / "photo.jpg"
     source.write_text(JAVA)
     photo.write_bytes(pictures.jpeg())
-    command = ["java", str(source), f"{onnx_url}/predict", str(photo)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = servers.run("java", str(source), f"{onnx_url}/predict", str(photo))
     assert result.returncode == 0, result.stderr
     assert [line[:16] for line in result.stdout.splitlines()] == ['200 {"prediction'] * 2

@@ -6,13 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import jobs
 from benchmarks.__main__ import app
-from benchmarks.usage import Usage
 from tests import pictures, servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -32,7 +29,6 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A folder of two pictures."""
     folder = tmp_path / "photos"
     folder.mkdir()
     (folder / "wide.jpg").write_bytes(pictures.jpeg(320, 240))
@@ -67,43 +63,3 @@ def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_p
         ]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "plot.svg").read_text()
-
-
-def test_pytorch_answers_the_same_in_a_job_and_in_the_service(small_model: Path, photos: Path) -> None:
-    files = sorted(photos.iterdir())
-    in_jobs = jobs.decentralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
-    served = jobs.centralised(small_model, files, jobs.Backend.PT, images=2, at_once=2)
-    assert len(in_jobs.answers) == 2
-    assert in_jobs.answers == served.answers
-    assert (in_jobs.instances, served.instances) == (0, 1)
-    assert min(in_jobs.memory_mb, served.memory_mb) > 50  # PyTorch alone takes more
-
-
-def test_a_job_that_fails_says_why(small_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="No such file"):
-        jobs.decentralised(small_model, [tmp_path / "none.jpg"], jobs.Backend.ONNX, 1, 1)
-
-
-def test_a_service_that_refuses_a_job_fails_it(small_model: Path, photos: Path) -> None:
-    broken = photos / "zz.jpg"
-    broken.write_bytes(b"not a picture")
-    with pytest.raises(RuntimeError, match="400"):
-        jobs.centralised(small_model, [photos / "wide.jpg", broken], jobs.Backend.ONNX, 2, 2)
-
-
-def test_usage_sees_a_process_and_those_below_it() -> None:
-    script = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'input()']))"
-    command = [sys.executable, "-c", script]
-    memory = {}
-    for itself in (True, False):
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process, Usage() as usage:
-            children = psutil.Process(process.pid).children
-            while not children() or psutil.Process(children()[0].pid).memory_info().rss < 5e6:
-                assert process.poll() is None
-            usage.add(process.pid, itself=itself)
-            start = usage.looks
-            while usage.looks < start + 3:
-                assert process.poll() is None
-            process.communicate(b"\n")
-        memory[itself] = usage.memory_mb
-    assert memory[True] > memory[False] > 0

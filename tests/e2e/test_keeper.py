@@ -60,11 +60,3 @@ def test_all_end_when_the_benchmark_is_killed() -> None:
 def sleeping(process: psutil.Process) -> list[psutil.Process]:
     """The `sleep` commands below it."""
     return [child for child in process.children(recursive=True) if child.name() == "sleep"]
-
-
-def test_the_exit_code_and_the_last_words_are_the_programs() -> None:
-    with running.program(["sh", "-c", "echo broken >&2; exit 3"], {}) as started:
-        url = f"http://127.0.0.1:{running.free_port()}/"
-        with pytest.raises(RuntimeError, match="broken"):
-            running.wait_for_answer(url, b"", started, 30)
-        assert started.keeper.wait(30) == 3

@@ -32,7 +32,6 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def large_service(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedService]:
-    """A service of few slots."""
     folder = tmp_path_factory.mktemp("large")
     with servers.api("tests.fake", {**obedient(fake_model, folder), **SETTINGS}) as url:
         yield SharedService(url, folder / "gate")
@@ -51,7 +50,6 @@ def pictures(count: int, **other: bytes) -> list[bytes]:
 
 
 def ask(url: str, images: list[bytes], **headers: str) -> requests.Response:
-    """All pictures in one request."""
     rows = [{"b64": base64.b64encode(image).decode()} for image in images]
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     path = f"{url}/v1/models/food_classifier:predict"
@@ -59,7 +57,6 @@ def ask(url: str, images: list[bytes], **headers: str) -> requests.Response:
 
 
 def classes(response: requests.Response) -> list[str]:
-    """The best class of each answer."""
     rows: list[dict[str, Any]] = response.json()["predictions"]
     return [row["FOOD_LABEL"] for row in rows]
 

@@ -83,7 +83,7 @@ def launched(
     ("number", "backend", "settings"),
     [
         (signal.SIGINT, "onnx", {}),
-        pytest.param(signal.SIGTERM, "pt", {"SERVING_INSTANCES": "1"}, marks=NEEDS_TORCH),
+        pytest.param(signal.SIGTERM, "pt", servers.UNMEASURED, marks=NEEDS_TORCH),
         (signal.SIGHUP, "onnx", servers.UNMEASURED),
     ],
     ids=["SIGINT", "SIGTERM", "SIGHUP"],

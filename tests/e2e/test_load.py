@@ -1,8 +1,6 @@
 """Load, overload, many requests: each gets its own answer, and nothing is left behind."""
 
 import gc
-import random
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,34 +14,10 @@ from tests.e2e.services import (
     predict,
     programs,
     raw_request,
-    ready_workers,
-    repeatedly,
 )
 from tests.fake.backend import command
 from tests.http_load import send_all
 from tests.servers import metric, wait_for
-
-
-@pytest.mark.slow
-def test_answers_belong_to_their_questions(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, max_batch_size="16", instances="3") as (url, server):
-        done = threading.Event()
-
-        def restart_workers() -> None:
-            while not done.is_set():
-                wait_for(lambda: ready_workers(url) == 3)
-                random.choice(programs(server, WORKER)).kill()
-                done.wait(2)
-
-        with repeatedly(threading.Thread(target=restart_workers)):
-            try:
-                answers = send_all(url, numbered(3_000), senders=64)
-            finally:
-                done.set()
-        check_right(answers, 3_000)
-        failed = [answer for answer in answers if answer.status != 200]
-        assert {answer.body["code"] for answer in failed} <= {"worker_crashed"}
-        assert len(failed) <= metric(url, "serving_worker_restarts_total") / 2
 
 
 def test_overload_is_refused_at_the_door_and_leaves_nothing(fake_settings: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     exports.saved(folder, exports.word_piece(), {})
     settings = {
         "SERVING_MODEL_DIR": str(folder),
-        "SERVING_INSTANCES": "1",
+        **servers.UNMEASURED,
         "SERVING_LOG_LEVEL": "error",
         "SERVING_MAX_BATCH_SIZE": "1",
         "SERVING_WEB_PROCESSES": "2",
@@ -39,7 +39,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, content: object, path: str = PATH, key: str = "guest") -> requests.Response:
-    """Returns the answer to JSON."""
     headers = {"Authorization": f"Bearer {key}"}
     return requests.post(url + path, json=content, headers=headers, timeout=20)
 

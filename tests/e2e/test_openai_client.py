@@ -14,7 +14,6 @@ TEXTS = ["the soup was warm", "the table"]
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """The client of a service with a key."""
     folder = tmp_path_factory.mktemp("texts")
     with (
         text_service.running(folder, SERVING_API_KEY="guest") as url,

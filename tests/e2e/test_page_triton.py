@@ -14,7 +14,6 @@ from flask_app.settings import Settings
 
 @pytest.fixture(scope="module")
 def page(onnx_url: str) -> Iterator[FlaskClient]:
-    """A client of the page."""
     app = create_app(Settings(api_url=onnx_url, api_protocol="triton"))
     with closing(app.extensions["api"]):
         yield app.test_client()

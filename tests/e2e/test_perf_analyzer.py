@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,6 @@ def photo(tmp_path: Path) -> str:
 
 
 def statistics(url: str, model: str) -> dict[str, Any]:
-    """As the service counts."""
     answer = requests.get(f"{url}/v2/models/{model}/stats", timeout=10).json()
     model_statistics: dict[str, Any] = answer["model_stats"][0]
     return model_statistics
@@ -56,11 +54,7 @@ def statistics(url: str, model: str) -> dict[str, Any]:
     [
         ("food_classifier", 1, ["--concurrency-range", "1:4:3"]),
         ("food_classifier", 16, ["--concurrency-range", "1"]),
-        (
-            "food_classifier_onnx",
-            1,
-            ["--request-rate-range", "20", "--request-distribution", "poisson"],
-        ),
+        ("food_classifier_onnx", 1, ["--request-rate-range", "20", "--request-distribution", "poisson"]),
     ],
 )
 def test_perf_analyzer_finishes(
@@ -72,9 +66,7 @@ def test_perf_analyzer_finishes(
     data = ["--input-data", photo] if model == "food_classifier" else floats
     before = statistics(url, model)
     command = [str(PROGRAM), "-m", model, "-b", str(batch), "-u", target, "-i", protocol]
-    result = subprocess.run(
-        [*command, *data, *load, *SHORT], capture_output=True, text=True, timeout=100, check=False
-    )
+    result = servers.run(*command, *data, *load, *SHORT)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     after = statistics(url, model)
     counts = {
@@ -98,8 +90,7 @@ def test_perf_analyzer_finishes(
 def test_streaming(service: tuple[str, str]) -> None:
     asked = ["-m", "food_classifier_onnx", "-u", service[1], "-i", "grpc", "--streaming"]
     before = statistics(service[0], "food_classifier_onnx")
-    command = [str(PROGRAM), *asked, "--concurrency-range", "4", *SHORT]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = servers.run(str(PROGRAM), *asked, "--concurrency-range", "4", *SHORT)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
     after = statistics(service[0], "food_classifier_onnx")
     assert after["inference_count"] > before["inference_count"]

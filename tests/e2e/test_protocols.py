@@ -29,25 +29,21 @@ RAW = {"Inference-Header-Content-Length": "0"}
 
 
 def native(url: str, picture: bytes, **headers: str) -> requests.Response:
-    """The picture as the body."""
     return requests.post(f"{url}/predict", data=picture, headers=headers, timeout=30)
 
 
 def v2(url: str, picture: bytes, **headers: str) -> requests.Response:
-    """The picture as the body."""
     path = f"{url}/v2/models/food_classifier/infer"
     return requests.post(path, data=picture, headers={**RAW, **headers}, timeout=30)
 
 
 def tfserving(url: str, picture: bytes, **headers: str) -> requests.Response:
-    """The picture in a row."""
     body = {"instances": [{"b64": base64.b64encode(picture).decode()}]}
     path = f"{url}/v1/models/food_classifier:predict"
     return requests.post(path, json=body, headers=headers, timeout=30)
 
 
 def torchserve(url: str, picture: bytes, **headers: str) -> requests.Response:
-    """The picture as the body."""
     path = f"{url}/predictions/food_classifier"
     return requests.post(path, data=picture, headers=headers, timeout=30)
 
@@ -82,8 +78,8 @@ def test_overload_and_failures_in_every_shape(
         (tmp_path / "gate").touch()
         assert [next(iter(future.result().json())) for future in held] == ["9", "9"]
         for name, ask in ASKS.items():
-            check_error(ask(url, command(failure=Failure.RAISE)), name, 500)
-            check_error(ask(url, command(failure=Failure.EXIT)), name, 500)
+            for failure in (Failure.RAISE, Failure.NOT_FINITE, Failure.EXIT):
+                check_error(ask(url, command(failure=failure)), name, 500)
             wait_for(lambda: requests.get(f"{url}/ping", timeout=10).status_code == 200)
             assert ask(url, command(class_index=3)).status_code == 200
 

@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 
 from smallplates.engine.client import EngineClient
-from smallplates.errors import (
-    InternalError,
-    WorkerCrashedError,
-    WorkerTimeoutError,
-)
+from smallplates.errors import InternalError, WorkerCrashedError, WorkerTimeoutError
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import EngineHandle
@@ -69,7 +65,6 @@ async def ask(client: EngineClient, data: bytes, deadline: float | None = None) 
 
 
 def command(number: int, **more: Any) -> bytes:
-    """The request that commands this."""
     return json.dumps({"number": number, **more}).encode()
 
 
@@ -85,7 +80,6 @@ async def together(client: EngineClient, folder: Path, *requests: bytes) -> list
 
 
 def numbers(answers: list[Any]) -> list[int]:
-    """The numbers that were answered."""
     assert {status for status, _ in answers} == {Status.ANSWER}
     return [json.loads(text)["number"] for _, text in answers]
 

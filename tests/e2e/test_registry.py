@@ -12,14 +12,7 @@ import pytest
 import requests
 
 from tests import exports, graphs, servers
-from tests.e2e.services import (
-    WEB,
-    WORKER,
-    connect_to_each,
-    fake_service,
-    programs,
-    switch,
-)
+from tests.e2e.services import WEB, WORKER, connect_to_each, fake_service, programs, switch
 from tests.fake.backend import command
 from tests.fake.model import write_model
 from tests.servers import metric, wait_for

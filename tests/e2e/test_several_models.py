@@ -51,7 +51,6 @@ def service(
 
 
 def workers_of_default() -> int:
-    """An instance a core."""
     return topology.workers_per_device(Settings(device="cpu"))
 
 
@@ -59,7 +58,6 @@ KEY = {"Authorization": "Bearer chief"}
 
 
 def change(url: str, name: str, what: str) -> requests.Response:
-    """Loads or unloads a model."""
     path = f"{url}/v2/repository/models/{name}/{what}"
     return requests.post(path, headers=KEY, timeout=60)
 
@@ -71,13 +69,11 @@ def states(url: str) -> dict[str, tuple[str, str]]:
 
 
 def about(url: str, path: str = "/model") -> dict[str, Any]:
-    """What a path answers."""
     answer: dict[str, Any] = requests.get(url + path, timeout=10).json()
     return answer
 
 
 def ask(url: str, path: str, index: int = 5) -> requests.Response:
-    """Asks on this path."""
     return requests.post(url + path, data=command(class_index=index), timeout=30)
 
 

@@ -12,12 +12,7 @@ import psutil
 import pytest
 import requests
 
-from tests.e2e.services import (
-    WORKER,
-    fake_service,
-    predict,
-    programs,
-)
+from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import command
 from tests.servers import wait_for
 

@@ -18,12 +18,7 @@ import pytest
 
 from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.memory import State
-from smallplates.errors import (
-    DeadlineExceededError,
-    InternalError,
-    ServingError,
-    WorkerCrashedError,
-)
+from smallplates.errors import DeadlineExceededError, InternalError, ServingError, WorkerCrashedError
 from smallplates.models.tensors import Item, Signature
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle, EnginePlan
@@ -48,12 +43,10 @@ class Kind:
 
 
 def picture(held: bool, failure: Failure, index: int) -> Item:
-    """Of one colour."""
     return [np.full((8, 8, 3), colour(held, failure, index), np.uint8)]
 
 
 def picture_answer(_: Item, outcome: ItemResult) -> int:
-    """The most probable."""
     (logits,) = outcome.outputs
     assert logits.shape == (CLASSES,)
     return int(logits.argmax())
@@ -65,7 +58,6 @@ def several(held: bool, failure: Failure, index: int) -> Item:
 
 
 def several_answer(item: Item, outcome: ItemResult) -> int:
-    """Checks the echo."""
     class_index, score, echo = outcome.outputs
     assert [(array.shape, str(array.dtype)) for array in (class_index, score, echo)] == [
         ((), "int64"),
@@ -128,7 +120,6 @@ class Engine:
         return [kind.answer(*pair) for pair in zip(items, outcomes, strict=True)]
 
     def open_gate(self) -> None:
-        """Ends the held computations."""
         self.gate.touch()
 
     async def waiting(self, count: int) -> None:
@@ -196,7 +187,6 @@ async def all_kinds(fake_model: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each of them."""
     return KINDS[request.param]
 
 
@@ -300,10 +290,7 @@ async def test_slots_are_added_as_far_as_there_are_any(all_kinds: Engine, kind: 
 
 
 async def test_a_full_device_halves_the_batches_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-    fake_settings: dict[str, str],
-    kind: Kind,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, fake_settings: dict[str, str], kind: Kind, tmp_path: Path
 ) -> None:
     settings = {**fake_settings, "FAKE_DEVICE": "cuda:0", "FAKE_SIZES": str(tmp_path / "sizes")}
     async with running(monkeypatch, settings, kind, max_batch_size="8") as engine:
@@ -321,9 +308,7 @@ async def test_a_full_device_halves_the_batches_and_loses_nothing(
         assert engine.memory.smallest_cap == 2
 
 
-async def test_signatures_that_wait_together_are_computed_apart(
-    all_kinds: Engine,
-) -> None:
+async def test_signatures_that_wait_together_are_computed_apart(all_kinds: Engine) -> None:
     async with all_kinds.used(KINDS["picture"]) as engine:
         first = await held_by(engine)
         asked = [asyncio.ensure_future(engine.ask(5, 5, place=place)) for place in (2, 1, 0)]

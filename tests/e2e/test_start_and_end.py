@@ -49,20 +49,9 @@ def test_a_port_that_is_taken_is_named(
 def test_too_few_descriptors_are_named(
     fake_settings: dict[str, str], descriptors: int, web_processes: str
 ) -> None:
-    settings = {**os.environ, **fake_settings, "SERVING_PORT": "0", "SERVING_INSTANCES": "8"}
-    process = subprocess.run(
-        [
-            "sh",
-            "-c",
-            f"ulimit -n {descriptors}; exec {sys.executable} -m smallplates.service tests.fake",
-        ],
-        cwd=servers.ROOT,
-        env={**settings, "SERVING_WEB_PROCESSES": web_processes},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    settings = {**fake_settings, "SERVING_PORT": "0", "SERVING_INSTANCES": "8"}
+    line = f"ulimit -n {descriptors}; exec {sys.executable} -m smallplates.service tests.fake"
+    process = servers.run("sh", "-c", line, env={**settings, "SERVING_WEB_PROCESSES": web_processes})
     check_one_sentence(process, "Too many open files")
 
 
@@ -231,7 +220,6 @@ def test_the_next_start_clears_what_a_killed_one_left(fake_settings: dict[str, s
 
 
 def check_it_answers_and_ends(process: subprocess.Popen[str], port: int) -> None:
-    """As any service does."""
     with process:
         try:
             url = f"http://127.0.0.1:{port}"

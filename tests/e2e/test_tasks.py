@@ -16,8 +16,10 @@ import requests
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
+from typer.testing import CliRunner
 
 from smallplates.cli import task_check as check
+from smallplates.cli.ask import app
 from smallplates.client import Client, ServingClientError
 from smallplates.client.tcp import TcpClient
 from smallplates.models.tensors import Array
@@ -36,7 +38,7 @@ ROW = {"QUESTION": QUESTION, "CONTEXT": CONTEXT, "ALLOW_NO_ANSWER": True}
 SPAN = {"answer": "warm soup", "start": START, "end": END}
 LONG = "bread " * 5000
 VECTORS, RANKER = "/predict/vectors", "/predict/ranker"
-PAIRS = {"query": "bread", "texts": ["awful", "soup", "wonderful", "awful"]}
+PAIRS: dict[str, Any] = {"query": "bread", "texts": ["awful", "soup", "wonderful", "awful"]}
 TOO_MANY = 10_000
 COUNTER, NUMBERS = "/predict/counter", "/predict/numbers"
 SENTENCES = ("warm", "the soup was wonderful and warm", "the bread on the table")
@@ -252,7 +254,7 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
             b'{"text": "a\\ud83d"}',
             b'{"text": "\\udfff"}',
             b'{"text": "\\uD83D\\uDE00\\uDE00"}',
-            b'{"text": "\\u200b"}',
+            *(b'{"text": "\\u%s"}' % letter for letter in (b"200b", b"feff", b"0007", b"00ad")),
             b'{"text": ["warm", "\\u0000"]}',
         )
     ),
@@ -302,28 +304,52 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
     (VECTORS, b'{"text": [%s""]}' % (b'"",' * 1_000_000), JSON, 422, "16384 elements"),
     (VECTORS, {"text": [""] * TOO_MANY}, None, 422, "1 to 4096 inputs"),
     (VECTORS, {"text": ["warm", "soup", "warm", LONG, "warm"]}, None, 413, "element 3: the text has"),
-    (
-        VECTORS,
-        {"text": ["warm", "warm", "\ud83d"]},
-        None,
-        400,
-        "an unpaired UTF-16 surrogate",
-    ),
+    (VECTORS, {"text": ["warm", "warm", "\ud83d"]}, None, 400, "an unpaired UTF-16 surrogate"),
     (RANKER, {**PAIRS, "texts": []}, None, 422, "texts may have 1 to "),
     (RANKER, {**PAIRS, "texts": "warm"}, None, 422, "invalid_request"),
     (RANKER, {**PAIRS, "texts": [["warm"]]}, None, 422, "invalid_request"),
     (RANKER, {**PAIRS, "texts": ["warm", None]}, None, 422, "invalid_request"),
     (RANKER, {**PAIRS, "query": " "}, None, 400, "the query is empty"),
-    (
-        RANKER,
-        {**PAIRS, "texts": ["warm", "\udfff"]},
-        None,
-        400,
-        "an unpaired UTF-16 surrogate",
-    ),
+    (RANKER, {**PAIRS, "texts": ["warm", "\udfff"]}, None, 400, "an unpaired UTF-16 surrogate"),
     (RANKER, {**PAIRS, "texts": ["warm", LONG]}, None, 413, "text_too_long"),
     (RANKER, {**PAIRS, "texts": ["a" * 8000] * 2000}, None, 413, "the texts have 16000000 bytes"),
     (RANKER, {**PAIRS, "texts": ["a"] * TOO_MANY}, None, 422, "texts may have 1 to "),
+    *(
+        (RANKER, {**PAIRS, **fields}, None, status, words)
+        for fields, status, words in (
+            ({"texts": ["warm", " "]}, 400, "the element 1 of texts is empty"),
+            ({"query": "\0"}, 400, "the query has no characters"),
+            ({"texts": ["warm " * 70]}, 413, "query and element 0 of texts together have 74 tokens"),
+            ({"query": "x" * 2**20, "truncate": True}, 413, "at most 4194304 are accepted"),
+        )
+    ),
+    *(
+        (TAGGER, {"text": "a", "aggregation_strategy": "max", **fields}, None, status, words)
+        for fields, status, words in (
+            ({"stride": 62}, 422, "stride must be from 0 to 61, not 62"),
+            ({"stride": -1}, 422, "stride must be from 0 to 61, not -1"),
+            ({"ignore_labels": "," * 10**6}, 422, "may have up to 1024 elements, not 1000001"),
+            ({"text": "\0"}, 400, "has no characters that the model knows"),
+        )
+    ),
+    *(
+        (IMPLIED, {"text": "a", **fields}, None, status, words)
+        for fields, status, words in (
+            (
+                {"candidate_labels": ["a", "\ud83d"]},
+                400,
+                "an unpaired UTF-16",
+            ),
+            ({"candidate_labels": ["a"], "hypothesis_template": "{}\ud83d"}, 400, "an unpaired"),
+            ({"candidate_labels": ["a"], "text_pair": "b"}, 422, "send text_pair or candidate_labels"),
+            ({"multi_label": True}, 422, "multi_label needs candidate_labels"),
+            ({"candidate_labels": ["a"], "text": " "}, 400, "the text is empty"),
+            ({"candidate_labels": ["a"], "text": "\0"}, 400, "has no characters"),
+            ({"candidate_labels": ["\0"], "hypothesis_template": "{}"}, 400, "has no characters"),
+            ({**ANY, "candidate_labels": ["a" * 2**21]}, 413, "at most 2097152 are accepted"),
+            ({**ANY, "text": "b" * 2**20}, 413, "at most 2097152 are accepted"),
+        )
+    ),
     (TAGGER, {"text": "a", "aggregation_strategy": "most"}, None, 422, "must be one of none, simple"),
     (TAGGER, {"text": "a", "stride": 2}, None, 422, "other than none"),
     (TAGGER, {"text": "bread " * 300, **SIMPLE, "stride": 61}, None, 413, "windows of 64 tokens"),
@@ -830,6 +856,11 @@ def test_our_client(tasks: Service, tmp_path: Path) -> None:
         assert (span.start, span.end, span.answer, len(span.top)) == (START, END, CONTEXT[START:END], 2)
         nothing = client.answer(QUESTION, CONTEXT, allow_no_answer=True, top_k=20, model="reader")
         assert "" in [span.answer for span in nothing.top]
+        vectors = client.embed(["warm", "soup"], dimensions=2, model="vectors").vectors
+        assert vectors == [vector("warm", 2), vector("soup", 2)]
+        ranks = client.rerank(**PAIRS, top_k=2, model="ranker").ranking
+        assert [(rank.index, rank.text) for rank in ranks] == [(2, "wonderful"), (1, "soup")]
+        assert client.rerank(**PAIRS, raw_scores=True, model="ranker").ranking[0].score > 1
         assert client.call({"number": 3}, model="own").body["number"] == 3
         assert (client.model("sums").name, client.model().name) == ("sums", "food11")
         for name, code in (("sums", "not_supported"), ("nothing", "not_found")):
@@ -857,7 +888,6 @@ def test_our_client_over_tcp(tasks: Service) -> None:
 
 @pytest.fixture(params=["http", "tcp"])
 def address(request: pytest.FixtureRequest, tasks: Service) -> str:
-    """Where the command asks."""
     return tasks.url if request.param == "http" else f"tcp://127.0.0.1:{tasks.tcp_port}"
 
 
@@ -876,6 +906,36 @@ def test_the_command(address: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout[:15]) == (1, "warm: POSITIVE ")
     assert (done.stderr[:3], "400" in done.stderr) == (" : ", True)
     assert ask("--url", address, "--model", "nothing", "--text", "a").returncode == 1
+
+
+def test_the_command_embeds_and_ranks(address: str) -> None:
+    embed = ["--model", "vectors", "--url", address]
+    vectors = CliRunner().invoke(app, ["--embed", *SENTENCES[:2], *embed])
+    numbers = r"4 numbers(, -?\d\.\d{4}){3} \.\.\. \([\d.]+ ms\)"
+    for line, text in zip(vectors.output.splitlines(), SENTENCES[:2], strict=True):
+        assert re.fullmatch(f"{text}: {numbers}", line), line
+    rerank = ["--rerank", PAIRS["query"], *PAIRS["texts"], "--model", "ranker", "--url", address]
+    head, *lines = CliRunner().invoke(app, rerank).output.splitlines()
+    assert re.fullmatch(r"bread \([\d.]+ ms\)", head)
+    assert [line.split(maxsplit=1)[1] for line in lines] == ["wonderful", "soup", "awful", "awful"]
+    scores = [float(line.split()[0]) for line in lines]
+    assert scores == sorted(scores, reverse=True)
+    best = CliRunner().invoke(app, [*rerank, "--top-k", "1"]).output
+    assert best.splitlines()[1:] == lines[:1]
+    refused = CliRunner().invoke(app, ["--embed", "", *embed])
+    assert (refused.exit_code, "the text is empty" in refused.output + refused.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["--embed"], ["--rerank", "warm"], ["--embed", "--rerank", "warm", "text"]),
+        *(["--embed", "a", "--text", "b"], ["photo.jpg", "--text", "b"], ["a", "--json", "{}"]),
+    ],
+)
+def test_arguments_that_contradict_each_other(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, "--embed" in result.output + result.stderr) == (2, True)
 
 
 def test_the_command_sends_json_and_questions(tasks: Service, tmp_path: Path) -> None:

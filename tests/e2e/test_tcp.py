@@ -110,7 +110,6 @@ def held(shared: Service) -> Iterator[Service]:
 
 @pytest.fixture
 def service(gate: Path) -> Iterator[Service]:
-    """One for a test that ends it."""
     with serving(FAKE_GATE=str(gate)) as running:
         yield running
         gate.touch()
@@ -134,22 +133,6 @@ def read_answers(connection: socket.socket) -> list[Answer]:
         while True:
             answers.append(client.receive())
     return answers
-
-
-def test_answers_are_those_of_http(onnx: Service) -> None:
-    photo = pictures.jpeg()
-    url = f"{onnx.url}/predict"
-    over_http = requests.post(f"{url}?top_k=3", data=photo, timeout=30).json()
-    with onnx.connect() as client:
-        answer = client.predict(photo, top_k=3)
-        plain = client.predict(photo)
-    assert answer.status == 200
-    assert answer.content["prediction"] == over_http["prediction"]
-    assert answer.content["probability"] == pytest.approx(over_http["probability"], abs=1e-5)
-    assert [s["label"] for s in answer.content["top"]] == [s["label"] for s in over_http["top"]]
-    assert set(answer.content["ms"]) == {"decode", "queue", "infer", "total"}
-    assert "top" not in plain.content
-    assert onnx.answered(200, "ok") == 2
 
 
 def test_several_photos_get_a_list(onnx: Service) -> None:

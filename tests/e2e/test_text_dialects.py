@@ -42,12 +42,10 @@ def other_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, content: Json, **headers: str) -> requests.Response:
-    """Returns the answer to JSON."""
     return requests.post(url, json=content, headers=headers, timeout=60)
 
 
 def answer(url: str, content: Json, **headers: str) -> Json:
-    """Returns the JSON of a good answer."""
     response = post(url, content, **headers)
     assert response.status_code == 200, response.text
     return response.json()
@@ -90,10 +88,7 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": "soup", "input_type": "passage"}, {"text": "table soup"}),
         ({"input": "soup", "input_type": "clustering"}, {"text": "soup"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": -1}, {"text": f"table {MOST}"}),
-        (
-            {"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS},
-            {"text": f"table {MOST}"},
-        ),
+        ({"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": True}, {"text": f"table {MOST}"}),
         ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
@@ -139,9 +134,7 @@ def test_the_models_as_openai_and_kserve_list_them(url: str, other_url: str) -> 
         assert (cards[ALIAS]["object"], cards[ALIAS]["max_model_len"]) == ("model", MOST_TOKENS)
     one = requests.get(f"{url}/v1/models/{ALIAS}", timeout=20).json()
     assert (one["id"], one["model_version_status"][0]["state"]) == (ALIAS, "AVAILABLE")
-    assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=20).json() == {
-        **cards[ALIAS],
-    }
+    assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=20).json() == {**cards[ALIAS]}
     texts = [requests.get(f"{base}/v1/models/x", timeout=20) for base in (url, other_url)]
     assert [response.status_code for response in texts] == [404, 404]
     assert isinstance(texts[0].json()["error"], str)

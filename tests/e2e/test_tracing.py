@@ -99,7 +99,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """A receiver on a thread."""
     with Receiver() as receiver:
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         yield receiver
@@ -109,7 +108,6 @@ def receiving() -> Iterator[Receiver]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A receiver for one test."""
     with receiving() as made:
         yield made
 
@@ -137,13 +135,11 @@ def settings(receiver: Receiver, **more: str) -> dict[str, str]:
 
 
 def attributes(span: Span) -> dict[str, str | int]:
-    """A span's attributes."""
     values = {pair.key: pair.value for pair in span.attributes}
     return {key: getattr(value, str(value.WhichOneof("value"))) for key, value in values.items()}
 
 
 def log_lines(text: str) -> list[dict[str, Any]]:
-    """What a service has logged."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
@@ -325,13 +321,11 @@ def test_a_collector_that_refuses_is_one_warning(
 
 
 def refuse(receiver: Receiver) -> None:
-    """Nothing listens any more."""
     receiver.shutdown()
     receiver.server_close()
 
 
 def hang(receiver: Receiver) -> None:
-    """No answer comes."""
     receiver.gate.clear()
 
 

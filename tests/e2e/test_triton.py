@@ -95,7 +95,6 @@ def onnx_url() -> Iterator[str]:
 
 @pytest.fixture
 def client(triton_url: str) -> Iterator[Any]:  # tritonclient has no types
-    """Triton's own client."""
     made = triton.InferenceServerClient(triton_url.removeprefix("http://"), concurrency=4)
     yield made
     made.close()
@@ -217,7 +216,6 @@ def test_a_full_queue_is_overload_as_of_the_service(tmp_path: Path) -> None:
 
 
 def outcome(client: Client, photo: bytes) -> str | ServiceUnavailableError:
-    """The class, or the refusal."""
     try:
         return client.predict(photo).label
     except ServiceUnavailableError as error:

@@ -22,7 +22,6 @@ X, W, S = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32), 
 
 @contextmanager
 def served(folder: Path) -> Iterator[Service]:
-    """A service of the graph in a folder."""
     with started("fastapi_onnx", SERVING_MODEL_DIR=str(folder), SERVING_INSTANCES="1") as addresses:
         yield Service(*addresses)
 

@@ -28,21 +28,6 @@ from tests.http_load import send_all
 from tests.servers import metric, wait_for
 
 
-@pytest.mark.slow
-def test_several_web_processes_share_one_engine(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, web_processes="2", queue_size="10") as (url, server):
-        assert len(programs(server, WEB)) == 2
-        with ExitStack() as held:
-            connect_to_each(url, programs(server, WEB), held)
-        answers = send_all(url, numbered(500), senders=4)
-        check_right(answers, 500)
-        assert {answer.status for answer in answers} == {200}
-        # /metrics adds up over both, whichever answers
-        for _ in range(2):
-            wait_for(lambda: metric(url, "serving_batch_size_sum") == 500)
-            wait_for(lambda: metric(url, "serving_free_slots") == 10)
-
-
 @pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_classes_are_counted_if_there_are_few(
     fake_settings: dict[str, str], tmp_path: Path, web_processes: str

@@ -30,14 +30,12 @@ PACKAGES = {"smallplates", "fastapi_onnx", "fastapi_pt", "flask_app"}
 
 @pytest.fixture(scope="module")
 def wheel() -> Path:
-    """The project's own wheel."""
     (path,) = Path(WHEELHOUSE).resolve().glob("smallplates-*.whl")
     return path
 
 
 @pytest.fixture(scope="module")
 def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed command."""
     place = tmp_path_factory.mktemp("installed") / "venv"
     subprocess.run([UV, "venv", "--quiet", place], check=True)
     options = ["--no-index", "--find-links", str(wheel.parent), "--python", str(place)]

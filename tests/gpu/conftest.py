@@ -35,10 +35,6 @@ def fraction(gibibytes: float) -> float:
 @pytest.fixture
 def gpu_url(package: str) -> Iterator[str]:
     """The base URL of a service on the GPU, with two web processes."""
-    settings = {
-        "SERVING_DEVICE": "cuda",
-        "SERVING_WEB_PROCESSES": "2",
-        "SERVING_LOG_LEVEL": "warning",
-    }
+    settings = {"SERVING_DEVICE": "cuda", "SERVING_WEB_PROCESSES": "2", "SERVING_LOG_LEVEL": "warning"}
     with servers.api(package, settings) as url:
         yield url

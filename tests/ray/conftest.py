@@ -107,7 +107,6 @@ def running(app: str = "default") -> int:
 
 
 def replicas() -> list[psutil.Process]:
-    """Returns the replicas' processes."""
     return [process for process in psutil.process_iter(["cmdline"]) if is_replica(process)]
 
 

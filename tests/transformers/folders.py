@@ -125,7 +125,6 @@ def sizes(tokenizer: Any, **changes: Any) -> dict[str, Any]:
 
 
 def bert(folder: Path, head: str, **changes: Any) -> tuple[nn.Module, Any]:
-    """A network and its tokeniser."""
     tokenizer = word_piece(folder, transformers.BertTokenizerFast)
     config = transformers.BertConfig(**sizes(tokenizer, **changes))
     return getattr(transformers, f"Bert{head}")(config), tokenizer
@@ -183,7 +182,6 @@ def text_classifier(folder: Path, network: str, **changes: Any) -> Path:
 
 
 def token_classifier(folder: Path, network: str) -> Path:
-    """The same of tokens."""
     made = NETWORKS[network], "ForTokenClassification", named(TAGS)
     return exported(folder, "token-classification", *made, [TEXTS])
 
@@ -224,7 +222,6 @@ def exported(
 
 
 def image_classifier(folder: Path, network: str) -> Path:
-    """The same of images."""
     torch.manual_seed(0)
     processor: Any
     if network == "vit":

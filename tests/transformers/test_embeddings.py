@@ -26,7 +26,6 @@ on_both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def vectors(answers: Answers, **fields: Any) -> Array:
-    """The vectors of TEXTS."""
     found = answers([{"text": text, **fields} for text in encoders.TEXTS])
     return np.array([best["embedding"] for (best,) in found])
 

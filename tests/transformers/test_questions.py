@@ -19,7 +19,6 @@ Answers = Sequence[Mapping[str, Any]]
 
 
 def windows(tokenizer: Any, question: str, context: str) -> int:
-    """Number of windows."""
     options = {"truncation": "only_second", "max_length": WINDOW, "stride": STRIDE}
     return len(tokenizer(question, context, return_overflowing_tokens=True, **options)["input_ids"])
 

@@ -39,7 +39,6 @@ def logits(folder: Path) -> Array:
 
 
 def computed(network: TorchBackend | TokenNetwork, signature: Signature) -> Array:
-    """The same."""
     ids = np.arange(24).reshape(3, 8)
     mask = np.ones_like(ids)
     mask[1, 5:] = 0
@@ -85,12 +84,10 @@ def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
 
 
 def pickled(folder: Path) -> None:
-    """Leaves only a pickle."""
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
 
 
 def configured(folder: Path, **changes: object) -> None:
-    """Changes config.json."""
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | changes))
 

@@ -21,19 +21,16 @@ hypothesis.settings.load_profile("any machine")
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    """The shipped one."""
     return Model.read(Settings().model_dir)
 
 
 @pytest.fixture(scope="module")
 def pixels(model: Model) -> NDArray[np.uint8]:
-    """Eight pictures."""
     return precision_check.sample_images(model.description.pipeline.output_size)
 
 
 @pytest.fixture
 def stub() -> Iterator[StubApi]:
-    """A stub of the API."""
     with stub_api() as running:
         yield running
 

@@ -1,16 +1,13 @@
 """The arithmetic of the benchmarks: what is recorded, when it is steady, how it is written down."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import compare_report, h2load, scale, table, usage
-from smallplates.cli.load import machine, report, wrk
+from benchmarks import compare_report, table
+from smallplates.cli.load import machine, report
 from smallplates.cli.load.http_client import Answer, post
 from smallplates.cli.load.payloads import photos
 from smallplates.cli.load.recorder import Recorder, are_stable, merge, ms
@@ -139,43 +136,6 @@ def test_each_precision_is_compared_with_its_own() -> None:
     assert "reaches 0.50 at 16 connections; 0.75 at 16 connections in int8." in text
 
 
-def test_what_more_cores_would_answer() -> None:
-    rows = scale.calculated(1.0, {"fp32": 7.0, "int8": 1.0}, ceiling=1200)
-    by_case = {(row["precision"], row["cores"]): list(row.values())[2:] for row in rows}
-    assert by_case["fp32", 4] == [0.5, 500, 500]
-    assert by_case["fp32", 16] == [2.0, 2000, 1200]
-    assert by_case["int8", 64] == [32.0, 32000, 1200]
-    assert len(rows) == 2 * len(scale.CORES)
-
-
-def test_where_the_limit_is() -> None:
-    """1000 requests in 2 s; the web processes have used 1.9 s of a core."""
-    load = wrk.Load(1000, 2.0, 1, 1, 1, 9, 9, 0)
-    cpu = {"web": 1.9, "worker": 0.5, "wrk": 0.1}
-    first, two = scale.Case(7.5, 1), scale.Case(7.5, 2)
-    for case in (first, two):
-        case.rounds += [scale.figures(case, load, cpu, 4, busy) for busy in (0.5, 0.91, 0.95)]
-    assert first.row() == {
-        **{"sleep ms": 7.5, "web processes": 1, "1/s": 500, "p99 ms": 9, "failed": 0},
-        **{"web ms": 1.9, "worker ms": 0.5, "wrk ms": 0.1},
-        **{"web busy": 0.95, "workers busy": 1.0, "machine busy": 0.91},
-        "limit": "web, workers, machine",
-    }
-    assert two.row()["web busy"] == 0.475
-    assert two.limits == "workers, machine"
-    idle = scale.Case(50, 1, [{**figures, "web busy": 0.1} for figures in first.rounds])
-    assert scale.busiest([idle, two, first]) is first
-
-
-def test_cpu_time_of_children_that_have_ended_counts() -> None:
-    burn = "import time; [None for _ in iter(lambda: time.process_time() < 0.2, False)]"
-    before = usage.cpu_seconds(usage.tree(os.getpid()))
-    subprocess.run([sys.executable, "-c", burn], check=True)
-    processes = usage.tree(os.getpid())
-    assert usage.cpu_seconds(processes) - before >= 0.15
-    assert usage.memory_mb(processes) > 1
-
-
 def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--photo", str(tmp_path / "a photo.jpg")]
     monkeypatch.setattr("sys.argv", ["/there/benchmarks/__main__.py", "limit", *arguments])
@@ -191,12 +151,3 @@ def test_results_name_their_command_and_machine(tmp_path: Path, monkeypatch: pyt
     assert isinstance(versions, dict)
     assert versions["mosec: mosec"] == "0.9.8"
     assert versions["onnxruntime"]
-
-
-@pytest.mark.parametrize("rate", [0.2, 40, 1300, 20_000])
-def test_h2loads_connections_send_what_is_offered(rate: float) -> None:
-    plan = h2load.Schedule.of(rate)
-    assert plan.rate == pytest.approx(rate, rel=0.05)
-    assert plan.at_once * 1000 / plan.step_ms == plan.rate
-    assert 1 <= plan.connections <= h2load.MAX_CONNECTIONS
-    assert plan.ramp_s <= max(h2load.INTERVAL_S, 1 / rate) * 1.01

@@ -25,7 +25,6 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What HF_ENDPOINT is to be."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -78,7 +77,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def entry(path: str, content: bytes) -> dict[str, object]:
-    """A file as the hub lists it."""
     digest = hashlib.sha1(content, usedforsecurity=False).hexdigest()
     return {"type": "file", "path": path, "size": len(content), "oid": digest}
 

@@ -1,8 +1,6 @@
 """Models of the Hugging Face Hub: the real client, beside a stand-in for the hub on loopback."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,15 +59,9 @@ def server() -> Iterator[Hub]:
 
 def fetch(home: Path, url: str, *wanted: tuple[str, str | None, list[str]], **more: str) -> list[str]:
     """The folders, or the errors: the client reads the environment when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", FETCH, json.dumps(wanted)],
-        cwd=servers.ROOT,
-        env=os.environ | ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **more},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    env = ONLINE | {"HF_HOME": str(home), "HF_ENDPOINT": url, **more}
+    done = servers.run(sys.executable, "-c", FETCH, json.dumps(wanted), env=env)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 

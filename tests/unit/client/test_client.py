@@ -242,11 +242,7 @@ ANSWERS: list[tuple[Reply, type[ServingClientError], str]] = [
 @pytest.mark.parametrize(("reply", "kind", "code"), ANSWERS)
 @pytest.mark.parametrize("name", ["client", "triton"])
 def test_errors_that_are_final(
-    request: pytest.FixtureRequest,
-    name: str,
-    reply: Reply,
-    kind: type[ServingClientError],
-    code: str,
+    request: pytest.FixtureRequest, name: str, reply: Reply, kind: type[ServingClientError], code: str
 ) -> None:
     asker: Client = request.getfixturevalue(name)
     server: StubApi = request.getfixturevalue("stub" if name == "client" else "triton_stub")

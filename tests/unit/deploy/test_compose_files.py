@@ -30,7 +30,7 @@ ENGINE_METRICS = {  # what `EngineCollector` adds once an engine runs
     "serving_worker_restarts_total",
 }
 OF_ALL_MODELS = {  # have no label `model`
-    "serving_web_cpu_seconds_total",
+    "serving_web_cpu_seconds_total"
 }
 OVERLAYS = {  # only add to services of other files; tracing has one of its own, too
     "docker-compose-feedback",
@@ -62,7 +62,6 @@ def services_of(name: str) -> dict[str, Any]:  # Any: YAML
 
 
 def environment_of(service: dict[str, Any]) -> dict[str, str | None]:  # Any: YAML
-    """Its variables."""
     variables: dict[str, str | None] = service.get("environment", {})
     return variables
 

@@ -14,11 +14,7 @@ from smallplates import __version__
 from smallplates.settings import ROOT, Settings
 from tools import site, tables
 
-DOCUMENTS = [
-    *ROOT.glob("*.md"),
-    *(ROOT / "docs").glob("*.md"),
-    *(ROOT / "models").glob("*/*.md"),
-]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "models").glob("*/*.md")]
 NOT_SETTINGS = {"SERVING_URL", "SERVING_TEST_CHROMIUM", "SERVING_CPUS", "SERVING_MEMORY"}
 """Variables of the client, the tests and the compose files."""
 
@@ -53,12 +49,6 @@ def links(path: Path) -> Iterator[tuple[Path, str]]:
 def test_a_generated_part_is_up_to_date(path: str, name: str) -> None:
     document = (ROOT / path).read_text()
     assert tables.filled(document, {name: tables.parts()[path][name]}) == document, "make docs-tables"
-
-
-def test_a_part_without_its_place_is_an_error() -> None:
-    assert tables.filled("<!-- begin a -->\nold\n<!-- end a -->", {"a": r"\1"}).splitlines()[1] == r"\1"
-    with pytest.raises(ValueError, match="there must be one <!-- begin a -->"):
-        tables.filled("", {"a": "text"})
 
 
 def test_a_scope_names_settings() -> None:

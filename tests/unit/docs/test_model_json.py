@@ -38,7 +38,6 @@ def test_an_example_describes_a_model(task: str, tmp_path: Path) -> None:
 
 
 def keys(value: Any) -> set[str]:  # Any: JSON
-    """The keys of all objects in a value."""
     if isinstance(value, list):
         return set().union(*map(keys, value))
     return set(value).union(*map(keys, value.values())) if isinstance(value, dict) else set()

@@ -18,7 +18,6 @@ IMAGES = LAYOUT.signatures[0]
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    """A mapping of its own."""
     mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()

@@ -18,11 +18,7 @@ def on_a_cpu(cores: int, worker_ms: float) -> int:
 
 @pytest.mark.parametrize(
     ("worker_ms", "expected"),
-    [
-        (PYTORCH_MS, [1, 1, 1, 2, 3, 10]),
-        (FP32_MS, [1, 1, 1, 2, 4, 14]),
-        (INT8_MS, [1, 1, 2, 4, 8, 31]),
-    ],
+    [(PYTORCH_MS, [1, 1, 1, 2, 3, 10]), (FP32_MS, [1, 1, 1, 2, 4, 14]), (INT8_MS, [1, 1, 2, 4, 8, 31])],
 )
 def test_neither_side_waits_for_the_other(worker_ms: float, expected: list[int]) -> None:
     assert [on_a_cpu(cores, worker_ms) for cores in CORES] == expected

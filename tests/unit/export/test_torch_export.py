@@ -13,8 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
 class Named(nn.Module):
-    """Adds two tensors."""
-
     def forward(self, one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         return one + other, one - other
 

@@ -1,7 +1,6 @@
 """The model repository for Triton: its configurations, its graphs, and that it needs nothing else."""
 
 import json
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from smallplates.export.triton.config import Configs
 from smallplates.export.triton.graph import with_known_names
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
-from tests import graphs
+from tests import graphs, servers
 
 PHOTOS, TENSORS = "food_classifier", "food_classifier_onnx"
 TYPES = {"tensor(float)": model_config_pb2.TYPE_FP32}
@@ -102,14 +101,7 @@ def test_the_photo_model_needs_nothing_of_this_project(repository: Path) -> None
     stand_in = ROOT / "tests" / "fake" / "triton_backend.py"
     (backend / "triton_python_backend_utils.py").write_bytes(stand_in.read_bytes())
     paths = [str(version), sysconfig.get_path("purelib"), str(backend)]
-    done = subprocess.run(
-        [sys.executable, "-I", "-B", "-c", program, *paths],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = servers.run(sys.executable, "-I", "-B", "-c", program, *paths, cwd=repository)
     used = {Path(path) for path in done.stdout.split()}
     assert used == carried
 

@@ -34,7 +34,6 @@ class Queue:
         """Nothing is under way."""
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
         self.waited += 1
 
     def wait_event(self, event: object) -> None:

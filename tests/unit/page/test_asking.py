@@ -190,7 +190,7 @@ def test_spans_that_overlap() -> None:
     cut = marked("0123456789", entities, ["a-b"])
     parts = [(piece.text, piece.label, piece.kind) for piece in cut]
     assert parts == [
-        *(("012", "", ""), ("34", "a-b", "tint-0"), ("567", "<i>", "tint-1"), ("89", "", "")),
+        *(("012", "", ""), ("34", "a-b", "tint-0"), ("567", "<i>", "tint-1"), ("89", "", ""))
     ]
     candidates = [{"start": 4, "end": 7}, {"start": 2, "end": 5}, {"start": 6, "end": 9}]
     found = [(piece.text, piece.kind) for piece in pieces("0123456789", candidates)]

@@ -35,7 +35,6 @@ def run(html: str, program: str, folder: Path) -> str:
 
 
 def photo_in(asked: Asked, protocol: str) -> bytes:
-    """Checks a request with a photo, and returns that."""
     if protocol == "native":
         assert asked.path == "/predict?top_k=5"
         return asked.photo

@@ -54,23 +54,6 @@ def test_the_next_request_has_its_own_time(limiter: ConnectionLimiter) -> None:
     assert not channel.will_close
 
 
-def test_of_too_many_the_one_that_waits_longest_goes(limiter: ConnectionLimiter) -> None:
-    served = Channel(requests=[Request()], last_activity=NOW - 99)
-    channels = [served, Channel(), Channel(last_activity=NOW - 9), Channel()]
-    limiter.close_excess(channels, [], NOW)
-    assert closed(channels) == [False, False, True, False]
-    limiter.close_excess(channels, [], NOW)
-    assert sum(closed(channels)) == 1
-
-
-def test_of_too_many_bytes_the_oldest_half_goes(limiter: ConnectionLimiter) -> None:
-    oldest, idle = Channel(Request(40)), Channel(last_activity=NOW - 9)
-    limiter.close_excess([oldest, idle], [], NOW)
-    channels = [idle, Channel(Request(61)), oldest]
-    limiter.close_excess(channels, [], NOW + 1)
-    assert closed(channels) == [False, False, True]
-
-
 def test_bodies_that_wait_for_a_thread_count(limiter: ConnectionLimiter) -> None:
     """Counts a body once, also when its client has disconnected."""
     gone, queued = Channel(requests=[Request(60)]), Channel(requests=[Request(30)])

@@ -15,14 +15,10 @@ from flask_app.forms import Form, Limit, form_of, pretty
 
 
 class Place(BaseModel):
-    """Part of a request."""
-
     city: str
 
 
 class Request(BaseModel):
-    """A field of every kind."""
-
     name: str = Field(max_length=10, description="As you call it.")
     letter: str
     count: Annotated[int, Field(ge=1, le=9)] = 2
@@ -48,7 +44,6 @@ EXAMPLE = {
 
 
 def form(example: Any = EXAMPLE, **limits: int) -> Form:
-    """The form of Request."""
     return form_of(TypeAdapter(Request).json_schema(), example, limits)
 
 

@@ -37,7 +37,6 @@ def password_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(stub: StubApi, password_file: Path) -> Iterator[FlaskClient]:
-    """A client of a page with the password."""
     with page_app(stub, password_file=password_file) as app:
         yield app.test_client()
 

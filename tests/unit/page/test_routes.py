@@ -122,10 +122,7 @@ def test_errors_are_said_in_words_and_nothing_is_lost(
 
 @pytest.mark.parametrize(
     ("files", "said"),
-    [
-        ([(b"x", f"{i}.jpg") for i in range(25)], "Too many photos"),
-        ([(b"", "empty.jpg")], "empty.jpg"),
-    ],
+    [([(b"x", f"{i}.jpg") for i in range(25)], "Too many photos"), ([(b"", "empty.jpg")], "empty.jpg")],
 )
 def test_a_form_that_cannot_be_answered(
     client: FlaskClient, files: list[tuple[bytes, str]], said: str

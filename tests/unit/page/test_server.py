@@ -19,7 +19,7 @@ from flask_app.__main__ import warn_of_unknown_variables
 from flask_app.samples import SAMPLES
 from flask_app.server import HELD_BYTES
 from tests.browser.stub_api import StubApi, stub_api, until
-from tests.servers import ROOT, free_port, running
+from tests.servers import ROOT, free_port, run, running
 
 PHOTO = SAMPLES[0].read().content
 HEAD = (
@@ -246,15 +246,8 @@ def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
 )
 def test_wrong_settings_end_it_at_once(tmp_path: Path, env: dict[str, str], said: str) -> None:
     (tmp_path / "ui_api_key").write_bytes(b"\xff")
-    ended = subprocess.run(
-        [sys.executable, "-m", "flask_app"],
-        cwd=ROOT,
-        env=os.environ | {name: value.format(tmp_path=tmp_path) for name, value in env.items()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {name: value.format(tmp_path=tmp_path) for name, value in env.items()}
+    ended = run(sys.executable, "-m", "flask_app", env=env)
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1
     assert "the page cannot start" in ended.stderr

@@ -12,14 +12,7 @@ LIMITS = words.Thresholds(0.5, 0.15)
 
 @pytest.mark.parametrize(
     ("probability", "text"),
-    [
-        (0.0, "0 %"),
-        (0.004, "<1 %"),
-        (0.01, "1 %"),
-        (0.412, "41 %"),
-        (0.9951, ">99 %"),
-        (1.0, "100 %"),
-    ],
+    [(0.0, "0 %"), (0.004, "<1 %"), (0.01, "1 %"), (0.412, "41 %"), (0.9951, ">99 %"), (1.0, "100 %")],
 )
 def test_percents_are_whole(probability: float, text: str) -> None:
     assert words.percent(probability) == text

@@ -84,7 +84,6 @@ async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -
 
 
 def refused(*_: object, **__: object) -> None:
-    """What the system says."""
     raise OSError(errno.EAGAIN, "not now")
 
 
@@ -193,7 +192,6 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
 
 
 def version_of_food11(version: str) -> Model:
-    """A version of the default model."""
     return Model.read(Settings().model_dir, version)
 
 

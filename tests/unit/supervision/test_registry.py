@@ -31,7 +31,6 @@ class Web:
         self.served: dict[str, EngineHandle] = {}
 
     def note(self, what: str, key: int) -> None:
-        """Notes a call."""
         description = self.prepared[key].model.description
         self.told.append((what, f"{description.name} {description.version}"))
 
@@ -103,12 +102,7 @@ async def test_a_version_serves_when_every_web_process_has_prepared_it(started: 
     assert (
         first.told
         == second.told
-        == [
-            ("prepare", "a 1"),
-            ("serve", "a 1"),
-            ("prepare", "a 2"),
-            ("serve", "a 2"),
-        ]
+        == [("prepare", "a 1"), ("serve", "a 1"), ("prepare", "a 2"), ("serve", "a 2")]
     )
     old, new = started
     assert old.close.called
@@ -204,39 +198,3 @@ async def test_a_version_that_is_loaded_while_models_start_stays(started: list[M
     assert len(started) == 3
     await registry.close()
     assert all(supervisor.close.called for supervisor in started)
-
-
-async def test_a_model_that_cannot_start_leaves_the_others(started: list[Mock]) -> None:
-    registry, web = registry_of("a", "b", "c"), Web(broken=("7",))
-    registry.models = {**registry.models, "b": version_of("b", "7")}
-    await registry.add(web)
-    await registry.start()
-    await registry.start_others()
-    assert list(web.served) == ["a", "c"]
-    assert registry.reasons == {"b": "its tokenizer.json is broken"}
-    assert len(started) == 3
-    await registry.load(version_of("b", "2"))
-    assert registry.reasons == {}
-
-
-async def test_a_change_goes_on_if_its_caller_is_cancelled(started: list[Mock]) -> None:
-    registry, web = registry_of("a"), Web()
-    await registry.add(web)
-    await registry.start()
-    caller = asyncio.ensure_future(registry.load(version_of("a", "2")))
-    await asyncio.sleep(0)
-    caller.cancel()
-    await asyncio.gather(caller, return_exceptions=True)
-    await registry.load(version_of("a", "2"))  # after that change
-    assert web.served["a"].model.description.version == "2"
-    assert len(started) == 2
-
-
-async def test_nothing_is_loaded_at_the_end(started: list[Mock]) -> None:
-    registry = registry_of("a")
-    await registry.start()
-    registry.stop()
-    with pytest.raises(ConfigurationError, match="shutting down"):
-        await registry.load(version_of("a", "2"))
-    await registry.close()
-    assert started[0].close.called

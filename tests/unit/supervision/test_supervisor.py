@@ -68,7 +68,6 @@ def abandoning(registry: Registry) -> tuple[Signature, ...]:
 
 
 def control_pipe(process: WorkerProcess) -> int:
-    """Returns the worker's end."""
     reader, process.control_fd = os.pipe()
     os.set_blocking(reader, False)
     return reader

@@ -48,7 +48,6 @@ class Engine:
             self.memory.state[slot] = State.RUNNING
 
     def states(self, *slots: int) -> list[State]:
-        """The states of these slots."""
         return [State(self.memory.state[slot]) for slot in slots]
 
 

@@ -26,6 +26,7 @@ from smallplates.tasks.python.backend import MAX_PROBLEMS, MAX_TEXT, PythonBacke
 from smallplates.tasks.python.web import PythonRequests
 from smallplates.web.api.documentation import describe_predict
 from smallplates.worker import cuda_driver
+from tests import servers
 
 CODE = """
 import dataclasses
@@ -344,11 +345,7 @@ def test_a_slot_gives_back_what_a_large_item_used() -> None:
         ("", '{"y": 4}', "the request is refused with 422: x: Field required"),
         ("", "{", "the request is refused with 400: the content: Invalid JSON"),
         ("def preprocess(self, _): raise ValueError('no')", '{"x": 4}', "with 400: no"),
-        (
-            "def infer(self, items): return items[:1]",
-            '{"x": 4}',
-            "infer returned 1 outputs",
-        ),
+        ("def infer(self, items): return items[:1]", '{"x": 4}', "infer returned 1 outputs"),
         ("def infer(self, items): return items.y", '{"x": 4}', "own.py, line 28)"),
         ("def load(self, folder, _): open(folder / 'w')", None, "FileNotFoundError: "),
         ("def load(self, folder, _): raise SystemExit(0)", None, "SystemExit: 0"),
@@ -417,8 +414,6 @@ def checked(module: Path, method: str, code: str, *options: str) -> subprocess.C
         f"{CODE}\nimport os, time\nclass Checked(WithExample):\n    def {method}(self, *arguments):\n"
         f"        {code}\n        return super().{method}(*arguments)\n"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
-    command = [sys.executable, "-m", "smallplates", "check", "own:Checked", *options]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    env = {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
+    program = (sys.executable, "-m", "smallplates", "check", "own:Checked")
+    return servers.run(*program, *options, env=env)

@@ -287,8 +287,7 @@ def test_the_answers_of_long_words_are_made_on_a_thread(tmp_path: Path) -> None:
 def test_outputs_may_be_others_and_in_another_order(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     network = graphs.question_answering(
-        np.zeros((WORD_PIECE.get_vocab_size(), 2), np.float32),
-        outputs=("end_logits", "start_logits"),
+        np.zeros((WORD_PIECE.get_vocab_size(), 2), np.float32), outputs=("end_logits", "start_logits")
     )
     graphs.saved(network, folder)
     assert [spec.name for spec in planned(folder)[TOKENS].outputs] == ["start_logits", "end_logits"]

@@ -9,14 +9,9 @@ import pytest
 
 from smallplates.errors import (
     ConfigurationError,
-    InvalidRequestError,
-    InvalidTextError,
-    RequestError,
-    TextTooLongError,
 )
 from smallplates.models.folder import Model
 from smallplates.tasks.base import Candidate
-from smallplates.tasks.ranking import MAX_PAIRS_BYTES, MAX_TEXTS_BYTES
 from tests import exports
 from tests.served_task import answers, loaded
 
@@ -100,35 +95,6 @@ def test_items_are_the_pairs(tmp_path: Path) -> None:
             expected = tokenizer.encode_batch([(query, text) for text in ("soup", longer, long)])
             assert [item[0].tolist() for item in prepared.items] == [pair.ids for pair in expected]
             assert prepared.truncated
-
-
-@pytest.mark.parametrize(
-    ("fields", "error", "words"),
-    [
-        ({"texts": []}, InvalidRequestError, "texts may have 1 to 4 elements, not 0"),
-        ({"texts": ["a"] * 5}, InvalidRequestError, "texts may have 1 to 4 elements, not 5"),
-        ({"texts": ["warm", " "]}, InvalidTextError, "the element 1 of texts is empty"),
-        ({"texts": ["warm", "\ud83d"]}, InvalidTextError, "the element 1 of texts contains an unpaired"),
-        ({"query": "\0", "texts": ["warm"]}, InvalidTextError, "the query has no characters"),
-        (
-            {"texts": ["warm " * 70]},
-            TextTooLongError,
-            "query and element 0 of texts together have 74 tokens",
-        ),
-        ({"texts": ["\ud83d" * MAX_TEXTS_BYTES]}, TextTooLongError, f"at most {MAX_TEXTS_BYTES}"),
-        (
-            {"query": "x" * (MAX_PAIRS_BYTES // 4), "texts": ["a", "b", "c", "d"], "truncate": True},
-            TextTooLongError,
-            f"at most {MAX_PAIRS_BYTES}",
-        ),
-    ],
-)
-def test_what_is_not_ranked_is_refused(
-    tmp_path: Path, fields: dict[str, Any], error: type[RequestError], words: str
-) -> None:
-    task = loaded(saved(tmp_path), max_request_items=4)
-    with pytest.raises(error, match=words):
-        task.preprocess({"query": "warm", **fields})
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`smallplates.tasks.text_classification`: from exports of text classifiers to answers."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,11 +11,7 @@ from onnx import TensorProto
 from tokenizers import Tokenizer
 
 from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import (
-    InternalError,
-    InvalidTextError,
-    TextTooLongError,
-)
+from smallplates.errors import InternalError, InvalidTextError, TextTooLongError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import BEHIND_PADDING
@@ -44,17 +39,6 @@ def planned(folder: Path) -> tuple[Signature, ...]:
 def tokens(task: Any, **fields: str) -> list[list[int]]:
     ((*arrays,),) = task.preprocess(fields).items
     return [array.tolist() for array in arrays]
-
-
-@pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
-def test_texts_of_several_lengths_get_their_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    pad = tokenizer.token_to_id("<pad>") or 0
-    folder = saved(tmp_path, tokenizer, pad_token_id=pad)
-    texts = ["warm", "an awful soup on a cold evening with nobody there", "bread", "warm, wonderful"]
-    tops = answers(folder, [{"text": text} for text in texts])
-    assert [top[0]["label"] for top in tops] == ["POSITIVE", "NEGATIVE", "NEUTRAL", "POSITIVE"]
-    (alone,) = answers(folder, [{"text": texts[0]}])
-    assert tops[0][0]["probability"] == pytest.approx(alone[0]["probability"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -233,20 +217,3 @@ def test_a_tokeniser_that_panics_fails_one_request(
     monkeypatch.setattr(task, "quick_tokenizer", tokenizer)
     with pytest.raises(InternalError, match="the tokeniser failed: byte index 1"):
         task.preprocess({"text": "warm"})
-
-
-def test_threads_share_a_tokeniser(tmp_path: Path) -> None:
-    task = loaded(saved(tmp_path))
-    texts = [f"warm bread {'and ' * count}" for count in range(20)]
-    expected = [tokens(task, text=text) for text in texts]
-    by_thread: list[list[list[list[int]]]] = []
-
-    def work() -> None:
-        by_thread.append([tokens(task, text=text) for text in texts * 5])
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert by_thread == [expected * 5] * 4

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from smallplates.errors import ConfigurationError, InvalidTextError, RequestError, TextTooLongError
+from smallplates.errors import ConfigurationError, InvalidTextError, TextTooLongError
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.settings import Settings
@@ -33,8 +33,6 @@ KINDS = [
     Kind("text-classification", exports.saved, "text", "text_pair"),
     Kind("question-answering", exports.asked, "question", "context"),
 ]
-HALF = "é" * (MAX_BYTES // 4)
-UNKNOWN = "has no characters that the model knows"
 of_both = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.task)
 of_tokenisers = pytest.mark.parametrize("tokenizer", [exports.word_piece(), exports.byte_level()])
 
@@ -146,42 +144,6 @@ def test_a_graph_of_another_task_or_of_fewer_labels_is_refused(tmp_path: Path) -
         folder = save(tmp_path / save.__name__, exports.word_piece(), {})
         with pytest.raises(ConfigurationError, match=words):
             loaded(graphs.saved(two, folder))
-
-
-@of_both
-@pytest.mark.parametrize("settings", [{}, {"long_text": "truncate"}], ids=["refuse", "truncate"])
-@pytest.mark.parametrize(
-    ("first", "second", "error", "words"),
-    [
-        ("", "soup", InvalidTextError, "the {0} is empty"),
-        (" \t\n\u3000", "soup", InvalidTextError, "the {0} is empty"),
-        ("warm", " \t\u3000", InvalidTextError, "the {1} is empty"),
-        ("warm \ud83d", "soup", InvalidTextError, "the {0} contains an unpaired UTF-16 surrogate"),
-        ("warm", "\udfff", InvalidTextError, "the {1} contains an unpaired UTF-16 surrogate"),
-        *((text, "soup", InvalidTextError, f"the {{0}} {UNKNOWN}") for text in "\0\u200b\ufeff\a\u00ad"),
-        ("warm", "\0", InvalidTextError, f"the {{1}} {UNKNOWN}"),
-    ],
-)
-def test_texts_that_are_none(
-    tmp_path: Path,
-    kind: Kind,
-    settings: dict[str, str],
-    first: str,
-    second: str,
-    error: type[RequestError],
-    words: str,
-) -> None:
-    task = loaded(kind.save(tmp_path / "made", exports.word_piece(), {}), **settings)
-    with pytest.raises(error, match=words.format(kind.first, kind.second)):
-        task.preprocess({kind.first: first, kind.second: second})
-
-
-@of_both
-@pytest.mark.parametrize(("first", "second"), [("a" * (MAX_BYTES + 1), "soup"), (HALF, f"{HALF}é")])
-def test_too_many_bytes_are_refused(tmp_path: Path, kind: Kind, first: str, second: str) -> None:
-    task = loaded(kind.save(tmp_path / "made", exports.word_piece(), {}))
-    with pytest.raises(TextTooLongError, match=f"bytes; at most {MAX_BYTES}"):
-        task.preprocess({kind.first: first, kind.second: second})
 
 
 @of_both

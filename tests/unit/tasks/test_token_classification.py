@@ -13,8 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from smallplates.errors import RequestError
 from smallplates.models.comparison import labels_of_tokens
-from smallplates.tasks.text import MAX_WINDOWS
-from smallplates.tasks.token_classification import MAX_IGNORED
 from tests import exports
 from tests.served_task import ServedTask, loaded
 
@@ -126,28 +124,6 @@ def test_long_texts_are_cut_refused_or_read_in_windows(tmp_path: Path) -> None:
         assert words[-1] == ("table", len(text) - 5)
         expected = [("warm", 244), ("soup", 249)] if stride == 0 else [("warm soup", 244)]
         assert words[:-1] == expected, stride
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"aggregation_strategy": "most"}, "must be one of none, simple, first, average, max"),
-        ({"stride": 2}, "other than none"),
-        ({"stride": 62, "aggregation_strategy": "max"}, "stride must be from 0 to 61, not 62"),
-        ({"stride": -1, "aggregation_strategy": "max"}, "stride must be from 0 to 61, not -1"),
-        ({"ignore_labels": ["O"] * (MAX_IGNORED + 1)}, "may have up to 1024 elements, not 1025"),
-        ({"ignore_labels": "," * 10**6}, "may have up to 1024 elements, not 1000001"),
-        ({"text": " "}, "the text is empty"),
-        ({"text": "\0"}, "has no characters that the model knows"),
-        (
-            {"text": "bread " * 130, "stride": 61, "aggregation_strategy": "max"},
-            f"makes 69 windows of 64 tokens; at most {MAX_WINDOWS} are accepted",
-        ),
-    ],
-)
-def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=words):
-        loaded(saved(tmp_path)).preprocess({"text": "warm", **fields})
 
 
 def test_tokens_may_change_their_label_only_if_two_are_as_probable() -> None:

@@ -24,7 +24,6 @@ def saved(folder: Path, **config: Any) -> Path:
 
 
 def answer(folder: Path, top_k: int = 100, **fields: Any) -> Any:
-    """The answer in JSON."""
     served = ServedTask(folder)
     (candidates,) = served.answers([{"text": "soup", **fields}], top_k)
     return served.task.to_json(candidates, with_top=False)
@@ -114,41 +113,6 @@ def test_other_templates_are_refused(template: str, tmp_path: Path) -> None:
         loaded(saved(tmp_path)).preprocess(
             {"text": "warm", "candidate_labels": ["a"], "hypothesis_template": template}
         )
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"candidate_labels": []}, "candidate_labels is empty"),
-        ({"candidate_labels": " , ,"}, "candidate_labels is empty"),
-        ({"candidate_labels": ["a", " "]}, "the element 1 of candidate_labels is empty"),
-        (
-            {"candidate_labels": ["a", "\ud83d"]},
-            "the element 1 of candidate_labels contains an unpaired",
-        ),
-        ({"candidate_labels": ["a"], "hypothesis_template": "{}\ud83d"}, "contains an unpaired"),
-        ({"candidate_labels": ["a"] * 9}, "candidate_labels may have up to 8 elements, not 9"),
-        ({"candidate_labels": "a," * 10**6}, "up to 8 elements, not 1000001"),
-        ({"candidate_labels": ["a"], "text_pair": "b"}, "send text_pair or candidate_labels"),
-        ({"multi_label": True}, "multi_label needs candidate_labels"),
-        ({"hypothesis_template": "{}"}, "hypothesis_template needs candidate_labels"),
-        ({"candidate_labels": ["a"], "text": " "}, "the text is empty"),
-        ({"candidate_labels": ["a"], "text": "\0"}, "has no characters that the model knows"),
-        ({"candidate_labels": ["\0"], "hypothesis_template": "{}"}, "has no characters"),
-        ({"candidate_labels": ["a" * 2**21]}, "at most 2097152 are accepted"),
-        ({"candidate_labels": ["a" * 2**14], "hypothesis_template": "{0}" * 200}, "at most 2097152"),
-        ({"candidate_labels": ["a"] * 8, "text": "b" * 2**19}, "at most 2097152 are accepted"),
-    ],
-)
-def test_what_is_refused(fields: dict[str, Any], words: str, tmp_path: Path) -> None:
-    task, request = loaded(saved(tmp_path), max_request_items=8), {"text": "warm", **fields}
-
-    def read() -> None:
-        task.check_all([request])
-        task.preprocess(request)
-
-    with pytest.raises(RequestError, match=words):
-        read()
 
 
 def test_pairs_of_all_texts_and_labels_are_limited(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`training/sentiment.py`: texts as people type them, and a folder that both backends serve alike."""
 
 import json
-import random
 import string
 from pathlib import Path
 from typing import Any
@@ -163,48 +162,8 @@ def test_changed_weights_are_refused_by_their_digest(
         backend().load(Model.read(tmp_path), Settings(device="cpu"))
 
 
-def test_the_network_computes_what_it_starts_from(tokenizer: Tokenizer, bert: BertModel) -> None:
-    network = distilled(bert).eval()
-    complete = Tokenizer.from_str(json.dumps(bert_tokenizer() | {"truncation": None}))
-    text = "a lovely film and great fun"
-    ids, before = (torch.tensor([each.encode(text).ids]) for each in (tokenizer, complete))
-    assert ids.tolist() != before.tolist()  # they have other numbers
-    with torch.inference_mode():
-        found = network.distilbert(input_ids=ids).last_hidden_state
-        expected = bert(input_ids=before).last_hidden_state
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
 def test_typed_and_treebank_words_are_the_same_tokens(tokenizer: Tokenizer) -> None:
     expected = tokenizer.encode("I do n't regret it , and it 's funny .").tokens
     assert tokenizer.encode(f"I DON{APOSTROPHE}T regret it, and it's fünny.").tokens == expected
     assert "##😀" in tokenizer.encode("funny😀").tokens
     assert "😀" in tokenizer.encode("funny 😀").tokens
-
-
-def test_only_pieces_of_latin_text_are_kept(tokenizer: Tokenizer) -> None:
-    known = tokenizer.get_vocab()
-    assert {"lovely", "##z", *sentiment.SPECIAL} < known.keys()
-    assert not {"кино", "[unused0]"} & known.keys()
-    assert tokenizer.encode("кино 🛸").tokens == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
-    assert sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[0].to_str() == tokenizer.to_str()
-
-
-def test_texts_are_changed_but_keep_most_of_their_words() -> None:
-    chance = random.Random(3)
-    words = ["none", "of", "these", "characters", "ever", "stays", "interesting"]
-    changed = [sentiment.as_typed(" ".join(words), 0, chance) for _ in range(300)]
-    assert len(set(changed)) > 40
-    kept = [sum(word in text for word in words) / len(words) for text in changed]
-    assert 0.8 < float(np.mean(kept)) < 1
-    assert any(mark in text for text in changed for mark in sentiment.DISPLEASED)
-    assert not any(mark in text for text in changed for mark in sentiment.PLEASED)
-    assert sentiment.with_typing_error("film", chance) == "film"
-
-
-def test_the_card_says_what_the_model_answers(folder: Path) -> None:
-    rows = list(sentiment.answers(folder))
-    assert len(rows) == 20
-    for row in rows:
-        assert row.count("|") == 5
-        assert row.count("**") in (0, 2, 4)

@@ -144,7 +144,6 @@ def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncC
 
 
 def subclasses(kind: type[ServingError]) -> set[type[ServingError]]:
-    """Returns all classes of errors."""
     return {kind}.union(*(subclasses(each) for each in kind.__subclasses__()))
 
 

@@ -18,7 +18,6 @@ OTHER = 1
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """One that listens."""
     with socket.create_server(("127.0.0.1", 0)) as made:
         made.setblocking(False)
         yield made
@@ -40,7 +39,6 @@ class Accepting(process.InheritedServer):
         self._service.models = {self._service.default: active}
 
     def connect(self, connection: socket.socket) -> None:
-        """Takes one."""
         self.accepted.put_nowait(connection)
 
     def _open_connections(self) -> int:

@@ -14,7 +14,6 @@ import pytest
 from smallplates.engine.memory import EngineFds, SlotLayout
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.supervision import messages
 from smallplates.supervision.registry import EngineHandle
 from smallplates.tasks.image_classification import image_signatures
@@ -26,38 +25,30 @@ pytestmark = pytest.mark.anyio
 LAYOUT = SlotLayout(
     slots=2, web_processes=1, workers=1, max_batch=1, signatures=image_signatures((8, 8), 4096)
 )
-LARGE = Signature(
-    "tensors", tuple(TensorSpec(f"input {i}" + "x" * 200, "float32", (1,)) for i in range(900)), ()
-)
 
 
 class Web:
-    """What answers requests; it notes what it is told, and refuses version 3."""
+    """What answers requests; it refuses version 3."""
 
     index = 0
 
     def __init__(self) -> None:
         self.handles: dict[int, EngineHandle] = {}
-        self.told: list[tuple[Any, ...]] = []
 
     async def prepare(self, handle: EngineHandle) -> None:
-        """Keeps the engine."""
         if handle.model.description.version == "3":
             handle.release()
             raise ConfigurationError("its tokenizer.json is broken")
         self.handles[handle.key] = handle
 
-    async def serve(self, key: int) -> None:
-        """Notes it."""
-        self.told.append(("serve", key))
+    async def serve(self, _: int) -> None:
+        raise AssertionError
 
     async def discard(self, key: int) -> None:
-        """Gives the engine back."""
         self.handles.pop(key).release()
 
-    async def withdraw(self, name: str, reason: str) -> None:
-        """Notes it."""
-        self.told.append(("withdraw", name, reason))
+    async def withdraw(self, _: str, reason: str) -> None:
+        raise AssertionError(reason)
 
 
 @contextmanager
@@ -79,50 +70,21 @@ async def said(parent: socket.socket) -> dict[str, Any]:
 
 
 @contextmanager
-def engine(folder: Path, version: str, layout: SlotLayout = LAYOUT) -> Iterator[dict[str, Any]]:
+def engine(folder: Path, version: str) -> Iterator[dict[str, Any]]:
     """The fields of the message that brings an engine."""
     fd = os.open(os.devnull, os.O_RDWR)
-    fds = EngineFds(0, layout, fd, fd, (fd, fd), fd, fd)
+    fds = EngineFds(0, LAYOUT, fd, fd, (fd, fd), fd, fd)
     model = Model.read(folder, version, "fake")
     handle = EngineHandle(int(version), model, fds, reported(), lambda: None)
     yield messages.engine_fields(handle)
     os.close(fd)
 
 
-@pytest.mark.parametrize("signatures", [LAYOUT.signatures, (LARGE,)], ids=["small", "large"])
-async def test_an_engine_is_prepared_and_then_serves(
-    tmp_path: Path, signatures: tuple[Signature, ...]
-) -> None:
-    write_model(tmp_path, "1")
-    layout = SlotLayout(slots=2, web_processes=1, workers=1, max_batch=1, signatures=signatures)
-    with ends() as (parent, registry, web), engine(tmp_path, "1", layout) as fields:
-        joining = asyncio.ensure_future(registry.join(web))
-        messages.send(parent, "prepare", id=5, **fields)
-        assert await said(parent) == {"type": "done", "id": 5, "error": None}
-        assert web.handles[1].fds.layout == layout
-        assert not joining.done()
-        messages.send(parent, "serve", id=6, key=1)
-        assert await said(parent) == {"type": "done", "id": 6, "error": None}
-        assert web.told == [("serve", 1)]
-        messages.send(parent, "withdraw", id=7, model="other", reason="x" * 70000)
-        assert (await said(parent))["id"] == 7
-        assert not joining.done()
-        messages.send(parent, "begin", id=8)
-        assert (await said(parent))["id"] == 8
-        await joining
-        assert web.told[-1] == ("withdraw", "other", "x" * 70000)
-        await registry.close()
-
-
 async def test_what_cannot_serve_or_need_not_is_given_back(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
-    with (
-        ends() as (parent, registry, web),
-        engine(tmp_path, "3") as broken,
-        engine(tmp_path, "1") as one,
-    ):
+    with ends() as (parent, registry, web), engine(tmp_path, "3") as bad, engine(tmp_path, "1") as one:
         joining = asyncio.ensure_future(registry.join(web))
-        messages.send(parent, "prepare", id=0, **broken)
+        messages.send(parent, "prepare", id=0, **bad)
         assert await said(parent) == {"type": "released", "key": 3}
         answer = await said(parent)
         assert (answer["id"], "tokenizer" in answer["error"]) == (0, True)
@@ -166,19 +128,6 @@ async def test_the_parent_hears_of_the_first_connection_and_then_of_what_it_asks
         opened.append(4)  # the parent believes that there are none
         registry.on_connection()
         assert await said(parent) == {"type": "connections", "count": 1}
-        waiting.cancel()
-
-
-async def test_connections_are_accepted_when_the_parent_says_so() -> None:
-    accepting = asyncio.Event()
-    with ends() as (parent, registry, web):
-        waiting = asyncio.ensure_future(registry.join(web))
-        registry.start(accepting.set, lambda: 0)
-        assert await said(parent) == {"type": "ready"}
-        assert not accepting.is_set()
-        messages.send(parent, "accept")
-        async with asyncio.timeout(20):
-            await accepting.wait()
         waiting.cancel()
 
 

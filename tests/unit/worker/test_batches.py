@@ -113,7 +113,6 @@ def working(*signatures: Signature, element_cap: int = 10**6, gpu: bool = False)
 
 
 def text(n: int, h: int = 1, w: int = 1, first: int = 0) -> Item:
-    """An item of TEXT."""
     ids = np.arange(n)
     ids[0] = first
     return [ids, np.full((h, w), n, np.float32)]
@@ -365,7 +364,6 @@ class Choosy(Echo):
     """Takes only multiples of 64."""
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """As asked for."""
         if inputs[0].shape[1] % 64:
             raise ValueError("not a multiple of 64")
         return super().infer(signature, inputs)
@@ -420,7 +418,6 @@ class Timed(Echo):
         monkeypatch.setattr(warmup, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """Moves the clock on."""
         call, item = self._ms
         self.now += (call + item * inputs[0].size) / 1000
         return super().infer(signature, inputs)

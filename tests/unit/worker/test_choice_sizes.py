@@ -55,7 +55,6 @@ def samples(signature: Signature = OPEN, compare: Compare = relative) -> Samples
 
 
 def compare_with(candidate: Candidate, other: Infer, reference: Infer | None = None) -> Trial:
-    """Returns the trial of a candidate beside a reference."""
     networks = {REFERENCE: reference or computing(), candidate: other}
     kind = probabilities if candidate.precision == "int8" else relative
     _, trial = measure(list(networks), networks.__getitem__, lambda: samples(compare=kind))
@@ -213,8 +212,6 @@ def test_a_tie_at_a_further_size_may_have_another_most_probable_class() -> None:
 
 
 def kills(kind: str) -> Change:
-    """Ends the process."""
-
     def change(_: Array, logits: Array) -> Array:
         if kind == "exit":
             os._exit(7)
@@ -260,7 +257,6 @@ def test_a_candidate_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.
 
 
 def fails_silently(_: Array, __: Array) -> Array:
-    """Fails without a message."""
     raise AssertionError
 
 

@@ -91,7 +91,6 @@ class Engine:
 
 @contextmanager
 def engine() -> Iterator[Engine]:
-    """An engine of its own."""
     with ExitStack() as held:
         yield Engine(held)
 

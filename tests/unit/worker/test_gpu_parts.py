@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,6 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    """A mapping of its own."""
     mapping = Memory.create(LAYOUT)
     yield mapping
     mapping.close()
@@ -159,16 +159,13 @@ class Nvml:
         self.lost = threading.Event()
 
     def nvmlInit(self) -> None:  # noqa: N802 NVML's
-        """Fails without a driver."""
         if not self.driver:
             raise Nvml.NVMLError("Driver Not Loaded")
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """The end."""
         self.ended = True
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        """One GPU is known."""
         if uuid != UUID:
             raise Nvml.NVMLError("Not Found")
         return uuid
@@ -238,34 +235,23 @@ def test_without_nvml_there_are_no_figures(
     assert gpu_monitor.figures(memory) == []
 
 
+def tell(target: Any, value: int) -> int:
+    """Writes what the driver returns by reference; the call is a success."""
+    target._obj.value = value
+    return 0
+
+
 class Driver:
-    """A stand-in for NVIDIA's driver with one GPU of 1 GiB."""
+    """A stand-in for NVIDIA's driver with one GPU of 1 GiB; its `cuInit` returns `code`."""
 
     def __init__(self, code: int = 0) -> None:
-        self.code = code
+        self.cuInit = lambda _: code
+        self.cuDeviceGetCount = lambda count: tell(count, 1)
+        self.cuDeviceGet = tell
+        self.cuDeviceTotalMem_v2 = lambda total, _: tell(total, 1 << 30)
 
-    def cuInit(self, _: int) -> int:  # noqa: N802 the driver's
-        """As commanded."""
-        return self.code
-
-    def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
-        """One."""
-        count._obj.value = 1  # type: ignore[attr-defined]  # ctypes.byref
-        return 0
-
-    def cuDeviceGet(self, handle: object, index: int) -> int:  # noqa: N802
-        """Its index."""
-        handle._obj.value = index  # type: ignore[attr-defined]
-        return 0
-
-    def cuDeviceTotalMem_v2(self, total: object, _: object) -> int:  # noqa: N802
-        """In bytes."""
-        total._obj.value = 1 << 30  # type: ignore[attr-defined]
-        return 0
-
-    def cuDeviceGetUuid(self, uuid: object, _: object) -> int:  # noqa: N802
-        """Sixteen bytes."""
-        uuid._obj[15] = 1  # type: ignore[attr-defined]
+    def cuDeviceGetUuid(self, uuid: Any, _: object) -> int:  # noqa: N802 the driver's
+        uuid._obj[15] = 1
         return 0
 
 

@@ -26,7 +26,6 @@ Network = Callable[[Numbers, Numbers], Numbers]
 
 
 def mean(embedded: Numbers, mask: Numbers) -> Numbers:
-    """As encoders compute."""
     return np.asarray((embedded * mask).sum(1) / mask.sum(1))
 
 
@@ -36,7 +35,6 @@ def last_place(embedded: Numbers, mask: Numbers) -> Numbers:
 
 
 def centred(embedded: Numbers, mask: Numbers) -> Numbers:
-    """Depends on the other texts."""
     logits = mean(embedded, mask)
     return np.asarray(logits - logits.mean(0))
 

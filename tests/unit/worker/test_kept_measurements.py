@@ -27,7 +27,6 @@ def refused() -> Any:
 
 
 def scratch_of(tmp_path: Path, number: int) -> Path:
-    """The folder of a start."""
     folder = tmp_path / f"scratch-{number}"
     folder.mkdir()
     return folder
@@ -69,8 +68,7 @@ def of_another(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [altered, of_another, lambda text: text[:-9], lambda _: "", lambda _: "[]", lambda _: "{}"],
+    "damage", [altered, of_another, lambda text: text[:-9], lambda _: "", lambda _: "[]", lambda _: "{}"]
 )
 def test_a_damaged_or_foreign_file_is_ignored_and_written_again(
     tmp_path: Path, damage: Callable[[str], str]
@@ -120,18 +118,15 @@ def change_file(name: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
 
 
 def other_cores(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """One core more."""
     more = cpus.usable() + 1
     patch.setattr(cpus, "usable", lambda: more)
 
 
 def other_processor(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """A processor with other instructions."""
     patch.setattr(cpus, "identity", lambda: ["flags : none"])
 
 
 def other_version(_: Path, patch: pytest.MonkeyPatch) -> None:
-    """Another version of the service."""
     patch.setattr(kept_measurements, "__version__", "0.0.1")
 
 
@@ -159,9 +154,7 @@ def without_a_library(_: Path, patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_other_files_machines_versions_and_settings_are_measured_again(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path, pytest.MonkeyPatch], None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, pytest.MonkeyPatch], None]
 ) -> None:
     folder = exports.saved(tmp_path / "model", exports.word_piece(), {})
 

@@ -23,7 +23,6 @@ class Counting:
         self.threads: list[threading.Thread] = []
 
     def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """No outputs."""
         self.sizes.add(len(inputs[0]))
         self.threads.append(threading.current_thread())
         return []
@@ -82,10 +81,7 @@ def test_all_workers_of_a_layout_compute_batches_that_grow_with_their_threads(
         return loaded[-1][1]
 
     assert layout.item_ms(load, TEXT, Layout(2, 3), most=8) > 0
-    assert [(threads, backend.sizes) for threads, backend in loaded] == [
-        (3, {1, 3, 8}),
-        (3, {3, 8}),
-    ]
+    assert [(threads, backend.sizes) for threads, backend in loaded] == [(3, {1, 3, 8}), (3, {3, 8})]
     assert loaded[0][1].threads[0] is threading.current_thread()  # before any other thread calls
     loaded.clear()
     assert layout.item_ms(load, TEXT, Layout(1, 2), most=1) > 0

@@ -39,7 +39,6 @@ class Workers:
         self._epolls = [queue.exclusive_epoll([self._records]) for _ in range(3)]
 
     def start(self, place: int) -> None:
-        """Starts a process in this place."""
         epoll = self._epolls[place]
         assert epoll
         fds = epoll.fileno(), self._records, self._answering
@@ -51,7 +50,6 @@ class Workers:
         self._wait_until_idle()
 
     def kill(self, place: int) -> None:
-        """Kills the process in this place."""
         process = self.running.pop(place)
         process.kill()
         process.wait()
@@ -69,7 +67,6 @@ class Workers:
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    """Of which none runs yet."""
     if queue.exclusive_epoll([]) is None:
         pytest.skip("here every record wakes all idle workers")
     with ExitStack() as held:

@@ -36,7 +36,6 @@ class Pipes:
             os.write(self.pairs[bulk][1], record(slot, 1).to_bytes(RECORD_BYTES, "little"))
 
     def close(self) -> None:
-        """All six."""
         for pair in self.pairs:
             for fd in pair:
                 os.close(fd)
@@ -44,7 +43,6 @@ class Pipes:
 
 @pytest.fixture
 def pipes() -> Iterator[Pipes]:
-    """Three pipes."""
     made = Pipes()
     yield made
     made.close()

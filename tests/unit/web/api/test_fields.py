@@ -297,11 +297,7 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        ("application/json", b'{"image": ["YWJj", "-"]}'),
-        (FORM, b"image=YWJj&image=-"),
-    ],
+    ("kind", "body"), [("application/json", b'{"image": ["YWJj", "-"]}'), (FORM, b"image=YWJj&image=-")]
 )
 def test_the_place_of_what_is_not_base64(kind: str, body: bytes) -> None:
     with pytest.raises(InvalidBase64Error) as refused:

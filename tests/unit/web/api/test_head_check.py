@@ -64,8 +64,6 @@ def busy(error: ServingError, _: RequestContext) -> Response:
 
 
 def add_busy(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
-    """Adds its only path."""
-
     @routes.call("/busy/{model}", "Call a model")
     async def call(model: str, request: Request) -> Response:
         target = Target(catalog.find(model).model, lambda _: Call())
@@ -90,7 +88,6 @@ class Service:
         raise OverloadedError(f"all slots {'for bulk requests ' if bulk else ''}are taken")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
         self.calls += 1
         await self.app(scope, receive, send)
 
@@ -152,11 +149,7 @@ def counts(service: Service) -> tuple[list[str], list[Any]]:
 
 @pytest.mark.parametrize(("method", "path", "words"), CALLS)
 def test_refusals_are_the_same_as_without_the_check(
-    make: Callable[..., Service],
-    capfd: pytest.CaptureFixture[str],
-    method: str,
-    path: str,
-    words: str,
+    make: Callable[..., Service], capfd: pytest.CaptureFixture[str], method: str, path: str, words: str
 ) -> None:
     slow, fast = make(), make()
 

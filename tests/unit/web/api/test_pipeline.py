@@ -48,7 +48,6 @@ class Client:
         self.request = Request(scope, self.receive)
 
     async def receive(self) -> dict[str, Any]:  # Any: ASGI's message
-        """As ASGI has it."""
         if body := self.body:
             self.body = b""
             return {"type": "http.request", "body": body}
@@ -56,7 +55,6 @@ class Client:
         return {"type": "http.disconnect"}
 
     def disconnect(self) -> None:
-        """Goes away."""
         self.disconnected.set_result(None)
 
 
@@ -102,7 +100,6 @@ async def test_other_reasons_to_cancel_are_passed_on(client: Client) -> None:
 
 @pytest.fixture
 def model() -> MagicMock:
-    """Returns a model in service."""
     model = MagicMock(predict=AsyncMock())
     model.admitted().__aexit__.return_value = False
     return model

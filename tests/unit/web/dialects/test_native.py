@@ -34,8 +34,6 @@ class WithoutModel(Task):
 
 
 class Images(WithoutModel):
-    """One file."""
-
     request, media_types = ImageClassification.request, ImageClassification.media_types
     form_fields, request_schema = ImageClassification.form_fields, ImageClassification.request_schema
     list_fields = ImageClassification.list_fields
@@ -49,8 +47,6 @@ class Texts(WithoutModel):
 
 
 class Questions(WithoutModel):
-    """Several fields."""
-
     request, request_schema = QuestionAnswering.request, QuestionAnswering.request_schema
 
 
@@ -68,7 +64,6 @@ REQUESTS: dict[type[WithoutModel], dict[str, Any]] = {
 
 
 def asked(task: Task, body: bytes, query: str = "", kind: str = "application/json") -> Call:
-    """The call for a request."""
     headers = [(b"content-type", kind.encode())]
     scope = {"type": "http", "query_string": query.encode(), "headers": headers}
     model: Any = SimpleNamespace(task=task, largest_request=MOST)
@@ -81,14 +76,12 @@ def in_json(kind: type[WithoutModel], query: str = "", **more: Any) -> Call:
 
 
 def form(*fields: tuple[str, str], file: str = "image") -> bytes:
-    """A form with a file and these fields."""
     head = '--b\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n{}\r\n'
     parts = [head.format(name, "", value) for name, value in fields]
     return "".join([*parts, head.format(file, '; filename="x"', "abc"), "--b--\r\n"]).encode()
 
 
 def in_form(*fields: tuple[str, str], query: str = "", file: str = "image") -> Call:
-    """The call for an image in a form."""
     return asked(Images(), form(*fields, file=file), query, "multipart/form-data; boundary=b")
 
 

@@ -37,7 +37,6 @@ NOISE = random.Random(1).randbytes(2 * STEP + 1)
 
 
 async def sent(data: bytes) -> AsyncIterator[bytes]:
-    """A body that arrives at once."""
     yield data
 
 

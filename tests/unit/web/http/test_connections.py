@@ -19,12 +19,10 @@ ALL = "0.0.0.0"  # noqa: S104 nothing listens there
 
 
 def connection() -> asyncio.Transport:
-    """One that can be aborted."""
     return cast(asyncio.Transport, Mock(spec_set=["abort"]))
 
 
 def aborted(transport: asyncio.Transport) -> bool:
-    """Whether it was."""
     return bool(cast(Any, transport).abort.called)  # Any: a mock
 
 

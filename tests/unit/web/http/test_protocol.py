@@ -47,7 +47,6 @@ class Application:
         self.held = self.disconnected = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # Any: ASGI's
-        """As ASGI has it."""
         path = scope["path"]
         self.asked.append(path)
         size = 0
@@ -98,7 +97,6 @@ class Client:
         return (422, [(b"content-length", b"4")], b"full") if scope["path"] == "/full" else None
 
     def drain(self) -> None:
-        """The service is about to end."""
         self.connections.draining = True
         self.protocol.drain()
 
@@ -121,7 +119,6 @@ class Client:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns as soon as it holds."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -156,7 +153,6 @@ async def client(limits: dict[str, float]) -> AsyncIterator[Client]:
 
 
 def statuses(answers: bytes) -> list[bytes]:
-    """Of all answers."""
     return STATUS.findall(answers)
 
 
@@ -600,8 +596,6 @@ async def test_a_client_that_leaves_after_its_answer_does_not_disconnect(client:
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[bytes] = []

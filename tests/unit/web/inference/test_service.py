@@ -22,7 +22,6 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def service() -> InferenceService:
-    """One that has no engine yet."""
     registry = Mock(shares_ports=False)
     return InferenceService(Settings(), registry, {"fake": Mock(), "other": Mock()})
 

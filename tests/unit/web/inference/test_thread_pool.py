@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import pytest
 
 from smallplates.web.inference.served_model import all_or_error
 from smallplates.web.inference.thread_pool import ThreadPool
-from tests.servers import ROOT
+from tests import servers
 
 MEGABYTES_KEPT = """
 import asyncio, re
@@ -43,9 +42,7 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_large_pictures_leave_no_memory_behind() -> None:
     """Each takes 64 MB, and as much again while transparency is laid over white."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEGABYTES_KEPT], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = servers.run(sys.executable, "-c", MEGABYTES_KEPT)
     assert int(done.stdout) < 50
 
 
@@ -55,7 +52,6 @@ class RefusedError(Exception):
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Garbage in cycles stays."""
     gc.collect()
     gc.disable()
     yield

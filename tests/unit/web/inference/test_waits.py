@@ -20,7 +20,6 @@ class Queue:
         self.advance = advance
 
     def refuses(self, ahead: int, timeout_ms: int = HOUR_MS) -> bool:
-        """Whether a request behind so many is refused."""
         try:
             self.waits.check(ahead, timeout_ms)
         except OverloadedError:
@@ -36,7 +35,6 @@ class Queue:
 
 @pytest.fixture
 def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves the clock on."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 

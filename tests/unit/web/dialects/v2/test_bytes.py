@@ -59,7 +59,6 @@ def entry_of(task: Any) -> CatalogEntry:
 
 
 def framed(elements: list[bytes]) -> bytes:
-    """The elements as binary data."""
     return b"".join(len(element).to_bytes(4, "little") + element for element in elements)
 
 

@@ -35,7 +35,6 @@ def test_any_time_limit_is_read(microseconds: int) -> None:
 
 
 def image_of(element: bytes) -> bytes | type[Exception]:
-    """The image that an element is, or the error's type."""
     try:
         return to_bytes(element)
     except ServingError as error:
@@ -193,10 +192,7 @@ def test_the_largest_numbers_with_their_index_and_label(
 
 
 def test_classes_of_a_request_without_the_batch_dimension() -> None:
-    assert classes_of(np.array([ROW], "f4"), 1, [], batched=False) == (
-        [1],
-        ["0.665241:1"],
-    )
+    assert classes_of(np.array([ROW], "f4"), 1, [], batched=False) == ([1], ["0.665241:1"])
 
 
 @pytest.mark.parametrize(("sent", "count", "leading"), [([1], 1, []), ([1, 1], 1, [1]), ([3], 3, [3])])

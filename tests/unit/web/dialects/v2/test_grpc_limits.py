@@ -38,7 +38,6 @@ async def at_once() -> bytes:
 
 
 async def turns(count: int) -> None:
-    """Lets other tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
