@@ -124,7 +124,7 @@ def over_tcp(port: int, request: bytes) -> bytes:
 
 @pytest.mark.parametrize("path", PAIRS, ids=lambda path: "-".join((*path.parts[-3:-1], path.stem)))
 def test_the_answer_is_the_same_to_the_byte(service_of: Callable[[str], Service], path: Path) -> None:
-    answer = service_of(path.parts[-3]).ask(path)
+    answer = re.sub(rb'("created":)[0-9]+', rb"\g<1>0", service_of(path.parts[-3]).ask(path))
     golden = path.with_suffix(".response")
     if not golden.exists():
         golden.write_bytes(answer)
