@@ -194,7 +194,7 @@ def decode_tensors(decoder: "msgspec.json.Decoder[Any]", text: bytes | memoryvie
             quoted = quoted.replace(name, b'"%b"' % name)  # inside of a text, this is not JSON, either
         if len(quoted) == len(text):
             raise
-    return decode_json(decoder, quoted.replace(b'-"', b'"-'))
+    return decode_json(decoder, quoted.replace(b'-"Infinity"', b'"-Infinity"'))
 
 
 @cache
