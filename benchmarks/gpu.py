@@ -6,13 +6,17 @@ load generator runs on the same cores as the service. Every ratio is between fig
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
@@ -122,9 +126,18 @@ def described(url: str) -> Row:
 
 
 def decoding(photo: bytes, seconds: float) -> Row:
-    """Measures the images a second that all cores decode and resize in one process."""
-    experiments = limit.Limit(model_folder(SMALL), photo, "cpu", seconds, 3)
-    return experiments.decoding([cpus.usable()])[0].record()
+    """Measures the images a second that all cores decode and resize, in a process each."""
+    count = cpus.usable()
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        decode = partial(decoding_rate, model_folder(SMALL), photo)
+        rounds = [sum(pool.map(decode, [each] * count)) for each in (0.1, seconds, seconds, seconds)]
+    return {"processes": count, "rounds": rounds[1:], "per_second": statistics.median(rounds[1:])}
+
+
+def decoding_rate(model_dir: Path, photo: bytes, seconds: float) -> float:
+    """Returns the images a second that this thread decodes."""
+    decoder = limit.Limit(model_dir, photo, "cpu", seconds, 1).decoder
+    return limit.rate([lambda: len([decoder.decode(photo)])], seconds)
 
 
 def against(photo: bytes, rounds: int, seconds: float) -> table.Results:

@@ -9,6 +9,7 @@ OUT_OF_MEMORY = (
     "out of memory",
     "out_of_memory",
     "alloc_failed",
+    "resource allocation failed",  # cuBLAS in ONNX Runtime, if the device is full
     "failed to allocate memory",  # ONNX Runtime's arena, if the device is full
     "is smaller than requested bytes",  # ONNX Runtime's arena, if it has reached its limit
 )

@@ -133,6 +133,7 @@ def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -
         ("Failed to allocate memory for requested buffer of size 765249024", OutOfDeviceMemoryError),
         ("Available memory of 16 is smaller than requested bytes of 32", OutOfDeviceMemoryError),
         ("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", OutOfDeviceMemoryError),
+        ("CUBLAS failure 3: the resource allocation failed ; GPU=0", OutOfDeviceMemoryError),
         ("CUDA error: an illegal memory access was encountered", DeviceLostError),
         ("CUDA failure 700: an illegal memory access ; GPU=0", DeviceLostError),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", DeviceLostError),
