@@ -19,7 +19,7 @@ KILLED = 128 + signal.SIGKILL
 LARGEST_MB = {
     "fastapi_onnx": 590,
     "fastapi_onnx-gpu": 2700,
-    "fastapi_pt": 4500,
+    "fastapi_pt": 4600,
     "flask_app": 250,
     "jupyter": 1100,
 }
