@@ -7,8 +7,9 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 from onnx import TensorProto, helper, inliner
@@ -48,17 +49,20 @@ ZIPMAP_CURE = (
 Axis = int | str
 
 
-def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
+def graph_signature(
+    path: Path, model: Model, objection: str = "", varying: Mapping[str, Set[int]] = MappingProxyType({})
+) -> Signature:
     """Returns how the graph in a file is called, which the model's description may say in part.
 
-    `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
-    ConfigurationError, in one sentence, for a graph that cannot be served.
+    `objection` is a reason, from outside the file, why the first axis is not a batch dimension.
+    `varying` has the outputs' axes, by their place from the end, whose sizes are not those in the file.
+    Raises ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
         graph = with_vectors(onnx.load(path, load_external_data=False), model)
         outputs = kind_of(model.description.task).outputs
         check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
-        return TensorGraph(graph, model.description, objection).signature()
+        return TensorGraph(graph, model.description, objection, varying).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
@@ -69,12 +73,19 @@ def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
 class TensorGraph:
     """Inputs and outputs of a graph."""
 
-    def __init__(self, model: onnx.ModelProto, description: ModelDescription, objection: str) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        description: ModelDescription,
+        objection: str,
+        varying: Mapping[str, Set[int]],
+    ) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
         inputs = model_inputs(model.graph)
         batch, differing = find_batch(inputs, self._limits)
         forget_weights(model.graph)
+        self._by_data = set(forget_sizes(model.graph.output, varying))
         stated = [axes(value) for value in model.graph.output]
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
@@ -161,7 +172,7 @@ class TensorGraph:
         shape = self._named(value, stated)
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
-            has_batch = shape[0] not in {*self._input_axes, *self._limits}
+            has_batch = shape[0] not in {*self._input_axes, *self._limits, *self._by_data}
             note = f"its axis {shape[0]} is taken as the batch unless it has a limit in model.json"
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
@@ -217,6 +228,18 @@ def forget_weights(graph: onnx.GraphProto) -> None:
             data = getattr(tensor, name)
             if len(data) > MAX_SHAPE_NUMBERS:
                 tensor.ClearField(name)
+
+
+def forget_sizes(
+    outputs: Sequence[onnx.ValueInfoProto], varying: Mapping[str, Set[int]]
+) -> Iterator[str]:
+    """Forgets the declared sizes of outputs' axes, see `graph_signature`; yields the axes' names."""
+    for value in outputs:
+        shape = dimensions(value)
+        for place in varying.get(value.name, ()):
+            if not shape[place].dim_param:
+                shape[place].dim_param = f"{value.name}_axis_{len(shape) + place}"
+            yield shape[place].dim_param
 
 
 def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int]) -> tuple[Axis, str]:
