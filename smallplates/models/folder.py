@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from smallplates.errors import ConfigurationError, in_words
+from smallplates.errors import ConfigurationError, in_words, raise_all
 from smallplates.models import huggingface
 from smallplates.models.description import (
     GRAPH,
@@ -234,29 +234,41 @@ def list_names(names: Sequence[str]) -> str:
 def configured_models(settings: Settings) -> dict[str, Model]:
     """Reads the models to serve; returns them by name, the default model first.
 
-    Raises ConfigurationError for an invalid folder, for a model.json that `model_sha256` does not list,
-    for invalid settings, and for names that two models share.
+    Raises ConfigurationError for invalid folders and settings, and for each model.json that
+    `model_sha256` does not list, in one message; also for names that two models share.
     """
     models: dict[str, Model] = {}
     owners: dict[str, str] = {}
+    errors: list[ConfigurationError] = []
     for place in settings.models or [str(settings.model_dir)]:
-        name, equals, folder = place.partition("=") if settings.models else ("", "", place)
-        if equals and not re.fullmatch(NAME, name):
-            raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
-        model = Model.read(Path(folder if equals else place), name=name if equals else "")
-        model.check_digest(settings.model_sha256)
-        model.settings(settings)
+        try:
+            model = configured_model(place, settings)
+        except ConfigurationError as error:
+            errors.append(error)
+            continue
         for alias in model.names:
             if alias in owners:
                 both = f"{owners[alias]} and {place}"
                 raise ConfigurationError(f"two models are named {alias}: {both}; write NAME=FOLDER")
             owners[alias] = place
         models[model.description.name] = model
+    raise_all(errors)
     for alias, name in settings.aliases.items():
         if alias in owners or name not in owners.keys() | stored_models(settings).keys():
             reason = f"there is no model {name}" if alias not in owners else f"{alias} is a model's name"
             raise ConfigurationError(f"SERVING_ALIASES: {alias}={name}: {reason}")
     return models
+
+
+def configured_model(place: str, settings: Settings) -> Model:
+    """Reads the model in a place, `FOLDER` or one of `models`. Raises ConfigurationError."""
+    name, equals, folder = place.partition("=") if settings.models else ("", "", place)
+    if equals and not re.fullmatch(NAME, name):
+        raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
+    model = Model.read(Path(folder if equals else place), name=name if equals else "")
+    model.check_digest(settings.model_sha256)
+    model.settings(settings)
+    return model
 
 
 def stored_models(settings: Settings) -> dict[str, Path]:
