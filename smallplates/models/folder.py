@@ -6,9 +6,9 @@ models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same i
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
 Without `model.json`, the model gets the folder's name. If the folder has transformers' `config.json`,
-`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, in the folder or in
-VERSION, or the folder's only .onnx file is a graph that is called with tensors. A path to an .onnx file
-also means such a graph.
+`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, or the only .onnx file, in
+the folder or in VERSION is a graph that is called with tensors. A path to an .onnx file also means such
+a graph.
 
 Called at startup by the service, the supervisor and the workers.
 """
@@ -175,6 +175,8 @@ class Model:
             return relative
         beside = (kind, f"onnx/{kind}")
         place = next((name for name in beside if (self.folder / name).is_file()), None)
+        if kind == GRAPH and (name := only_graph(self.folder / self.description.version)):
+            place = f"{self.description.version}/{name}"
         return place or (kind == GRAPH and only_graph(self.folder)) or relative
 
     def _is_unlisted(self, kind: Kind) -> bool:
@@ -197,13 +199,17 @@ def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription
     replaces the folder's. Raises ConfigurationError for an invalid name.
     """
     if version is None:
-        numbers = [graph.parent.name for graph in folder.glob(f"*/{GRAPH}")]
+        numbers = {graph.parent.name for graph in folder.glob("*/*.onnx") if has_graph(graph.parent)}
         version = max(filter(re.compile("[1-9][0-9]*").fullmatch, numbers), key=int, default="1")
-    graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
-    if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
+    if has_graph(folder / version) or (version == "1" and has_graph(folder)):
         name = name or name_of(folder, folder.resolve().name)
         return ModelDescription(name=name, version=version, task=TENSOR)
     return None
+
+
+def has_graph(folder: Path) -> bool:
+    """Returns whether a folder has a `model.onnx`, or a single .onnx file of any name."""
+    return (folder / GRAPH).is_file() or only_graph(folder) is not None
 
 
 def only_graph(folder: Path) -> str | None:

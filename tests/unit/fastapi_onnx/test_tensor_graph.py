@@ -302,6 +302,22 @@ def test_the_newest_version_of_a_folder_of_graphs_is_served(tmp_path: Path) -> N
     assert Model.read(tmp_path / "sums", "9").description.version == "9"
 
 
+def test_the_only_graph_of_a_version_may_have_any_name(tmp_path: Path) -> None:
+    """As Triton's `default_model_filename` says."""
+    folder = tmp_path / "sums"
+    for version in ("1", "2", "3"):
+        graphs.saved(graphs.two_by_two(), folder, version)
+        (folder / version / "model.onnx").rename(folder / version / "own.onnx")
+    graphs.saved(graphs.two_by_two(), folder)
+    (folder / "2" / "model_quantized.onnx").touch()
+    (folder / "3" / "other.onnx").touch()
+    made = Model.read(folder)
+    assert (made.description.version, made.file("model.onnx")) == ("2", folder / "2" / "own.onnx")
+    assert Model.read(folder, "1").file("model.onnx") == folder / "1" / "own.onnx"
+    with pytest.raises(ConfigurationError, match="no model in"):
+        Model.read(folder, "3")
+
+
 def test_a_graph_beside_its_description_is_in_the_wrong_place(tmp_path: Path) -> None:
     folder = graphs.saved(graphs.two_by_two(), tmp_path)
     (folder / "model.json").write_text(json.dumps(DESCRIBED))
