@@ -113,6 +113,14 @@ def test_data_may_be_null_before_binary_data() -> None:
         decode(json.dumps({"inputs": [tensor]}).encode(), None, ARRAY, MOST)
 
 
+@pytest.mark.parametrize(("shape", "explained"), [([1, 3, 0], True), ([1, 2, 4], False)])
+def test_an_axis_without_elements_is_explained(shape: list[int], explained: bool) -> None:
+    tensor = {"name": "i", "datatype": "FP32", "shape": shape, "data": []}
+    with pytest.raises(InvalidRequestError, match=r"\[N, 3, -1\] or \[3, -1\], not") as caught:
+        decode(json.dumps({"inputs": [tensor]}).encode(), None, tensors("FP32", (3, -1), (3, 9)), MOST)
+    assert ("a size of 1 or more" in caught.value.detail) == explained
+
+
 def test_numbers_are_a_view_of_the_body() -> None:
     values = np.arange(24, dtype="<f4")
     tensor = {"name": "i", "datatype": "FP32", "shape": [2, 3, 2, 2]}
