@@ -34,6 +34,9 @@ TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_dat
 MAX_OUTPUT = 2**24
 """Most elements of an output whose size depends on the data, unless model.json limits its axes."""
 
+LIMITED = "limits in model.json can raise it"
+"""What clients are told of the maximum size of an axis."""
+
 MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_NAMES = ("?", "None")
@@ -125,9 +128,7 @@ class TensorGraph:
         """Why items are computed one at a time; empty if outputs divide into items."""
 
         first = 0 if batch is None else 1
-        self._inputs = tuple(
-            TensorSpec(value.name, dtype(value), tuple(axes(value)[first:])) for value in inputs
-        )
+        self._inputs = tuple(self._input(value, axes(value)[first:]) for value in inputs)
         self._input_axes = axes_of(self._inputs)
         self._outputs = tuple(map(self._output, outputs, stated))
 
@@ -161,6 +162,11 @@ class TensorGraph:
             for axis in by_data:
                 limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
         return limits
+
+    def _input(self, value: onnx.ValueInfoProto, shape: Sequence[Axis]) -> TensorSpec:
+        """Returns an input's specification. The model's tokens, not model.json, limit those of texts."""
+        has_limits = self._description.text is None and any(isinstance(axis, str) for axis in shape)
+        return TensorSpec(value.name, dtype(value), tuple(shape), note=LIMITED if has_limits else "")
 
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
         """Returns an output's specification; finds out whether items must be computed alone.

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.signature import MAX_OUTPUT, graph_signature
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, InvalidTensorError
 from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import TENSOR
@@ -84,6 +84,10 @@ def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
     limited = signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7)
     task = task_of(Model(tmp_path, ModelDescription(**DESCRIBED)), Settings(), {}, [limited])
     assert limited.limits == task.limits == {"n": 7}
+    with pytest.raises(InvalidTensorError, match=r"1 to 7 are accepted.*model\.json can raise it"):
+        limited.items([np.zeros((1, 8), np.float32)])
+    with pytest.raises(InvalidTensorError, match=r"1 to 7 are accepted$"):
+        limited.items([np.zeros((1, 0), np.float32)])
     with pytest.raises(ConfigurationError, match=r"unknown axes \['m'\]; the variable axes are \['n'\]"):
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
