@@ -237,6 +237,8 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
     assert said in signature.batch_note
+    alone = Model.read(graphs.saved(graph([node("Abs", "x", "y")], 1), tmp_path / "alone"))
+    assert describe.signature(f"tests.fake.graph_readers:{reader}", alone).batch_note == ""
 
 
 def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:
