@@ -27,6 +27,7 @@ from smallplates.models.tensors import (
     NOT_COMPARED,
     Array,
     Signature,
+    TensorSpec,
     axes_of,
     check_outputs,
 )
@@ -58,7 +59,8 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     path, is_text = graph_path(model), model.description.text is not None
     largest = cache(lambda: tolerance(onnx.load(path, load_external_data=False).graph, signature))
     is_one = signature.batch_size == 1 and not signature.batch_note
-    if not signature.is_batched or (not is_text and (is_one or largest() == QUANTISED)):
+    depends = signature.is_batched and (is_text or not (is_one or largest() == QUANTISED))
+    if not depends and (is_text or not signature.input_axes):
         return
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # opens sooner
@@ -74,8 +76,38 @@ def with_compared_items(model: Model, signature: Signature) -> Iterator[Signatur
     except Exception:  # the runtime's, which has a type per cause
         yield from note_failure(signature, FAILS)
         return
-    signature = with_returned_rows(signature, run) or signature
-    yield from compare_sizes(model, signature, partial(run, signature), largest())
+    read = partial(graph_signature, path, model, varying=varying_sizes(signature, run))
+    if read.keywords["varying"]:
+        signature = read()
+        yield signature
+    if depends and signature.is_batched:
+        signature = with_returned_rows(signature, run) or signature
+        yield from compare_sizes(read, signature, partial(run, signature), largest())
+
+
+def varying_sizes(signature: Signature, run: Run) -> dict[str, set[int]]:
+    """Returns, by output, the axes whose sizes are not as declared, by their place from the end.
+
+    A traced graph may declare the sizes that its example had, although those of its inputs vary.
+    """
+    for length in EXAMPLE_LENGTHS if signature.input_axes else ():
+        with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
+            outputs = run(signature, random_inputs(signature, signature.batch_size or 1, length))
+            return {
+                spec.name: places
+                for spec, array in zip(signature.outputs, outputs, strict=True)
+                if (places := set(other_sizes(spec, array, signature.batch_size)))
+            }
+    return {}
+
+
+def other_sizes(spec: TensorSpec, array: Array, batch_size: int) -> Iterator[int]:
+    """Yields the places, from the end, of an output's axes that are not as declared."""
+    if array.ndim == len(spec.shape) + 1:
+        declared = (batch_size or len(array), *spec.shape)
+        for place, (size, axis) in enumerate(zip(array.shape, declared, strict=True), -array.ndim):
+            if isinstance(axis, int) and size != axis:
+                yield place
 
 
 def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
@@ -106,11 +138,12 @@ def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
 
 
 def compare_sizes(
-    model: Model, signature: Signature, infer: Infer, largest: float
+    read: Callable[[str], Signature], signature: Signature, infer: Infer, largest: float
 ) -> Iterator[Signature]:
     """Compares batches of more and more items; yields what `with_compared_items` does.
 
-    The signature itself stands for what larger batches, which may take too long, do not change.
+    `read` returns the signature without a batch axis, given the reason. The signature itself stands for
+    what larger batches, which may take too long, do not change.
     """
     for size in SIZES[:1] if signature.batch_size > 1 else SIZES:
         start = time.process_time()  # whatever else runs on this machine
@@ -121,14 +154,14 @@ def compare_sizes(
             yield from note_failure(signature, FAILS) if size == ITEMS else ()
             return
         if returned:
-            yield from compare_sizes(model, returned, infer, largest)
+            yield from compare_sizes(read, returned, infer, largest)
             return
         if again > largest:
             yield from note_failure(signature, DIFFER) if size == ITEMS else ()
             return
         if alone > largest:
             note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
-            yield graph_signature(graph_path(model), model, note)
+            yield read(note)
             return
         yield signature
         if size > ITEMS and time.process_time() - start > NEXT_S:

@@ -7,8 +7,9 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 from onnx import TensorProto, helper, inliner
@@ -33,6 +34,9 @@ TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_dat
 MAX_OUTPUT = 2**24
 """Most elements of an output whose size depends on the data, unless model.json limits its axes."""
 
+LIMITED = "limits in model.json can raise it"
+"""What clients are told of the maximum size of an axis."""
+
 MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depend on
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_NAMES = ("?", "None")
@@ -48,17 +52,20 @@ ZIPMAP_CURE = (
 Axis = int | str
 
 
-def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
+def graph_signature(
+    path: Path, model: Model, objection: str = "", varying: Mapping[str, Set[int]] = MappingProxyType({})
+) -> Signature:
     """Returns how the graph in a file is called, which the model's description may say in part.
 
-    `objection` is a reason, from outside the file, why the first axis is not a batch dimension. Raises
-    ConfigurationError, in one sentence, for a graph that cannot be served.
+    `objection` is a reason, from outside the file, why the first axis is not a batch dimension.
+    `varying` has the outputs' axes, by their place from the end, whose sizes are not those in the file.
+    Raises ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
         graph = with_vectors(onnx.load(path, load_external_data=False), model)
         outputs = kind_of(model.description.task).outputs
         check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
-        return TensorGraph(graph, model.description, objection).signature()
+        return TensorGraph(graph, model.description, objection, varying).signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
@@ -69,12 +76,19 @@ def graph_signature(path: Path, model: Model, objection: str = "") -> Signature:
 class TensorGraph:
     """Inputs and outputs of a graph."""
 
-    def __init__(self, model: onnx.ModelProto, description: ModelDescription, objection: str) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        description: ModelDescription,
+        objection: str,
+        varying: Mapping[str, Set[int]],
+    ) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
         inputs = model_inputs(model.graph)
         batch, differing = find_batch(inputs, self._limits)
         forget_weights(model.graph)
+        self._by_data = set(forget_sizes(model.graph.output, varying))
         stated = [axes(value) for value in model.graph.output]
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
@@ -114,9 +128,7 @@ class TensorGraph:
         """Why items are computed one at a time; empty if outputs divide into items."""
 
         first = 0 if batch is None else 1
-        self._inputs = tuple(
-            TensorSpec(value.name, dtype(value), tuple(axes(value)[first:])) for value in inputs
-        )
+        self._inputs = tuple(self._input(value, axes(value)[first:]) for value in inputs)
         self._input_axes = axes_of(self._inputs)
         self._outputs = tuple(map(self._output, outputs, stated))
 
@@ -151,6 +163,11 @@ class TensorGraph:
                 limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
         return limits
 
+    def _input(self, value: onnx.ValueInfoProto, shape: Sequence[Axis]) -> TensorSpec:
+        """Returns an input's specification. The model's tokens, not model.json, limit those of texts."""
+        has_limits = self._description.text is None and any(isinstance(axis, str) for axis in shape)
+        return TensorSpec(value.name, dtype(value), tuple(shape), note=LIMITED if has_limits else "")
+
     def _output(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> TensorSpec:
         """Returns an output's specification; finds out whether items must be computed alone.
 
@@ -161,7 +178,7 @@ class TensorGraph:
         shape = self._named(value, stated)
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
-            has_batch = shape[0] not in {*self._input_axes, *self._limits}
+            has_batch = shape[0] not in {*self._input_axes, *self._limits, *self._by_data}
             note = f"its axis {shape[0]} is taken as the batch unless it has a limit in model.json"
         rest = shape[1:] if has_batch else shape
         by_data = [axis for axis in rest if isinstance(axis, str) and axis not in self._input_axes]
@@ -217,6 +234,18 @@ def forget_weights(graph: onnx.GraphProto) -> None:
             data = getattr(tensor, name)
             if len(data) > MAX_SHAPE_NUMBERS:
                 tensor.ClearField(name)
+
+
+def forget_sizes(
+    outputs: Sequence[onnx.ValueInfoProto], varying: Mapping[str, Set[int]]
+) -> Iterator[str]:
+    """Forgets the declared sizes of outputs' axes, see `graph_signature`; yields the axes' names."""
+    for value in outputs:
+        shape = dimensions(value)
+        for place in varying.get(value.name, ()):
+            if not shape[place].dim_param:
+                shape[place].dim_param = f"{value.name}_axis_{len(shape) + place}"
+            yield shape[place].dim_param
 
 
 def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int]) -> tuple[Axis, str]:

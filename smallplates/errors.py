@@ -5,7 +5,7 @@ InternalError the server's errors; docs/api.md lists them all. ConfigurationErro
 it is raised at start, and the service does not start.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -26,6 +26,12 @@ def in_words(error: ValidationError, name: Callable[[str], str] = str) -> str:
         rest = [part for part in rest if not set("-[") & set(part)]  # which of several types was tried
         by_field.setdefault(".".join([name(first), *rest]), []).append(problem["msg"])
     return "; ".join(f"{place}: {', or: '.join(messages)}" for place, messages in by_field.items())
+
+
+def raise_all(errors: Sequence[ConfigurationError]) -> None:
+    """Raises the only error, or one with the messages of all; does nothing if there is none."""
+    if errors:
+        raise ConfigurationError("; ".join(map(str, errors))) from errors[0]
 
 
 def in_one_line(error: BaseException) -> str:

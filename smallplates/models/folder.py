@@ -6,9 +6,9 @@ models/NAME/VERSION/model_quantized.onnx, model_quantized.pt          the same i
 models/NAME/VERSION/model.json    replaces NAME/model.json for this version, `files` included
 
 Without `model.json`, the model gets the folder's name. If the folder has transformers' `config.json`,
-`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, in the folder or in
-VERSION, or the folder's only .onnx file is a graph that is called with tensors. A path to an .onnx file
-also means such a graph.
+`huggingface.py` reads it, with the weights beside it. Otherwise `model.onnx`, or the only .onnx file, in
+the folder or in VERSION is a graph that is called with tensors. A path to an .onnx file also means such
+a graph.
 
 Called at startup by the service, the supervisor and the workers.
 """
@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from smallplates.errors import ConfigurationError, in_words
+from smallplates.errors import ConfigurationError, in_words, raise_all
 from smallplates.models import huggingface
 from smallplates.models.description import (
     GRAPH,
@@ -175,6 +175,8 @@ class Model:
             return relative
         beside = (kind, f"onnx/{kind}")
         place = next((name for name in beside if (self.folder / name).is_file()), None)
+        if kind == GRAPH and (name := only_graph(self.folder / self.description.version)):
+            place = f"{self.description.version}/{name}"
         return place or (kind == GRAPH and only_graph(self.folder)) or relative
 
     def _is_unlisted(self, kind: Kind) -> bool:
@@ -197,13 +199,17 @@ def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription
     replaces the folder's. Raises ConfigurationError for an invalid name.
     """
     if version is None:
-        numbers = [graph.parent.name for graph in folder.glob(f"*/{GRAPH}")]
+        numbers = {graph.parent.name for graph in folder.glob("*/*.onnx") if has_graph(graph.parent)}
         version = max(filter(re.compile("[1-9][0-9]*").fullmatch, numbers), key=int, default="1")
-    graphs = [folder / version / GRAPH, *([folder / GRAPH] if version == "1" else [])]
-    if any(graph.is_file() for graph in graphs) or (version == "1" and only_graph(folder)):
+    if has_graph(folder / version) or (version == "1" and has_graph(folder)):
         name = name or name_of(folder, folder.resolve().name)
         return ModelDescription(name=name, version=version, task=TENSOR)
     return None
+
+
+def has_graph(folder: Path) -> bool:
+    """Returns whether a folder has a `model.onnx`, or a single .onnx file of any name."""
+    return (folder / GRAPH).is_file() or only_graph(folder) is not None
 
 
 def only_graph(folder: Path) -> str | None:
@@ -234,29 +240,41 @@ def list_names(names: Sequence[str]) -> str:
 def configured_models(settings: Settings) -> dict[str, Model]:
     """Reads the models to serve; returns them by name, the default model first.
 
-    Raises ConfigurationError for an invalid folder, for a model.json that `model_sha256` does not list,
-    for invalid settings, and for names that two models share.
+    Raises ConfigurationError for invalid folders and settings, and for each model.json that
+    `model_sha256` does not list, in one message; also for names that two models share.
     """
     models: dict[str, Model] = {}
     owners: dict[str, str] = {}
+    errors: list[ConfigurationError] = []
     for place in settings.models or [str(settings.model_dir)]:
-        name, equals, folder = place.partition("=") if settings.models else ("", "", place)
-        if equals and not re.fullmatch(NAME, name):
-            raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
-        model = Model.read(Path(folder if equals else place), name=name if equals else "")
-        model.check_digest(settings.model_sha256)
-        model.settings(settings)
+        try:
+            model = configured_model(place, settings)
+        except ConfigurationError as error:
+            errors.append(error)
+            continue
         for alias in model.names:
             if alias in owners:
                 both = f"{owners[alias]} and {place}"
                 raise ConfigurationError(f"two models are named {alias}: {both}; write NAME=FOLDER")
             owners[alias] = place
         models[model.description.name] = model
+    raise_all(errors)
     for alias, name in settings.aliases.items():
         if alias in owners or name not in owners.keys() | stored_models(settings).keys():
             reason = f"there is no model {name}" if alias not in owners else f"{alias} is a model's name"
             raise ConfigurationError(f"SERVING_ALIASES: {alias}={name}: {reason}")
     return models
+
+
+def configured_model(place: str, settings: Settings) -> Model:
+    """Reads the model in a place, `FOLDER` or one of `models`. Raises ConfigurationError."""
+    name, equals, folder = place.partition("=") if settings.models else ("", "", place)
+    if equals and not re.fullmatch(NAME, name):
+        raise ConfigurationError(f"SERVING_MODELS: {name!r} cannot be a model's name")
+    model = Model.read(Path(folder if equals else place), name=name if equals else "")
+    model.check_digest(settings.model_sha256)
+    model.settings(settings)
+    return model
 
 
 def stored_models(settings: Settings) -> dict[str, Path]:

@@ -44,7 +44,7 @@ class TensorSpec:
     """Value that all items of a batch must have equally often; None if that doesn't matter."""
 
     note: str = ""
-    """Where the shape comes from, for error messages about a wrong shape."""
+    """Where the shape or its limits come from, for error messages about a wrong shape."""
 
     def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns the shape of an item with these sizes of varying axes."""
@@ -153,10 +153,11 @@ class Signature:
             )
         for size, axis in zip(shape, spec.shape, strict=True):
             if isinstance(axis, str):
-                if not 1 <= size <= self.limits[axis]:
+                most = self.limits[axis]
+                if not 1 <= size <= most:
+                    note = f" ({spec.note})" if spec.note and size > most else ""
                     raise InvalidTensorError(
-                        f"{spec.name} has the size {size} along {axis}; "
-                        f"1 to {self.limits[axis]} are accepted"
+                        f"{spec.name} has the size {size} along {axis}; 1 to {most} are accepted{note}"
                     )
                 axis = sizes.setdefault(axis, size)
             if size != axis:

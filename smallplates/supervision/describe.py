@@ -69,7 +69,7 @@ def signature(backend: str, model: Model) -> Signature:
     if "error" in answer:
         raise ConfigurationError(answer["error"])
     result = SIGNATURE.validate_python(answer["signature"])
-    if len(answers) == 1 and process.returncode:
+    if len(answers) == 1 and process.returncode and result.batch_size != 1:
         reason = f"the process {describe_exit(process.returncode)}"
         if process.returncode == -signal.SIGALRM:
             reason = "it takes too long"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from smallplates.engine.memory import EngineFds, ServiceCounts
 from smallplates.engine.report import WorkerReport
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, raise_all
 from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature
@@ -185,11 +185,16 @@ class Registry:
         self.spawn(self.start_others())
 
     async def start(self) -> None:
-        """Puts the default model into service. Raises ConfigurationError, also if another model cannot
+        """Puts the default model into service. Raises ConfigurationError, also if other models cannot
         be planned.
         """
+        errors = []
         for name, model in self.models.items():
-            self._plans[name] = await self._plan(model)
+            try:
+                self._plans[name] = await self._plan(model)
+            except ConfigurationError as error:
+                errors.append(error)
+        raise_all(errors)
         async with self._turn:
             await self._start(next(iter(self.models)))
 

@@ -8,7 +8,8 @@ that will call the backend.
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -36,6 +37,9 @@ MAX_CALL_S = 0.25
 MAX_FIRST_CALL_S = 0.5
 """Batches of varying sizes are not tried at all if smaller ones suggest that they take longer."""
 
+EXAMPLES = (0, 1, 2)
+"""Integers that warm-up tries as all numbers of a graph's inputs, until the graph computes them."""
+
 
 def warm_up(
     backend: Backend,
@@ -53,6 +57,7 @@ def warm_up(
     inputs = [spec.name for spec in signatures[0].inputs]
     profiles: list[dict[int, dict[int, float]]] = []
     max_batch_elements: list[int] = []
+    signatures = [*with_examples(backend, signatures)]
     for signature in signatures:
         sizes = [signature.batch_size] if signature.batch_size else batch_sizes
         alike = [spec.name for spec in signature.inputs] == inputs
@@ -82,21 +87,45 @@ def warm_up(
     )
 
 
+def with_examples(backend: Backend, signatures: Sequence[Signature]) -> Iterator[Signature]:
+    """Yields the signatures; with ones or twos in place of zeros if a graph of any meaning needs these.
+
+    Zeros may be an empty mask, or a text without the token at its end, such as BART's 2.
+    """
+    for signature in signatures:
+        integers = [spec for spec in signature.inputs if np.dtype(spec.dtype).kind in "biu"]
+        is_known = any(spec.example or spec.ending for spec in signature.inputs)
+        is_known |= not signature.failure_is_client_error
+        for number in EXAMPLES if integers and not is_known else ():
+            inputs = tuple(
+                replace(spec, example=number * (spec in integers)) for spec in signature.inputs
+            )
+            with contextlib.suppress(ConfigurationError, OutOfDeviceMemoryError):
+                try_lengths(backend, each := replace(signature, inputs=inputs))
+                signature = each
+                break
+        yield signature
+
+
 def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
     """Computes an item of each signature without measuring; the first worker's measurements apply.
 
     Raises ConfigurationError if an item cannot be computed.
     """
-    for signature in signatures:
-        refusals = []
-        for length in EXAMPLE_LENGTHS:
-            try:
-                run(backend, signature, signature.batch_size or 1, signature.sizes_at(length))
-                break
-            except ConfigurationError as error:
-                refusals.append(error)
-        else:
-            raise refusals[0]
+    for signature in with_examples(backend, signatures):
+        try_lengths(backend, signature)
+
+
+def try_lengths(backend: Backend, signature: Signature) -> None:
+    """Computes an item of the first length that the network supports. Raises ConfigurationError."""
+    refusals = []
+    for length in EXAMPLE_LENGTHS:
+        try:
+            run(backend, signature, signature.batch_size or 1, signature.sizes_at(length))
+            return
+        except ConfigurationError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def measure_lengths(

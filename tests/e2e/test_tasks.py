@@ -390,7 +390,8 @@ REFUSED: list[tuple[str, Any, str | None, int, str]] = [
         for path in ("predict", "predictions")
         for text in ("NaN", "-Infinity", "Infinity", "1e999", "-1e400", "9" * 400)
     ),
-    *((NUMBERS, {"not_finite": kind}, None, 500, "internal_error") for kind in ("nan", "inf")),
+    *((NUMBERS, {"not_finite": kind}, None, 400, "not finite") for kind in ("nan", "inf")),
+    (NUMBERS, {"exact": "NaN"}, None, 400, "not finite"),
     *(
         ("/v1/models/numbers:predict", {"instances": rows}, None, 400, "error")
         for rows in list[Any](([], [{}], [{}, {}], [{}, {"COUNT": 1}]))
@@ -577,7 +578,7 @@ NO_TRITON: list[tuple[str, dict[str, Array], str]] = [
     ("own", {"DOES": np.array(["refuse"], object)}, "NUMBER"),
     ("own_tensor", {"NUMBER": np.array([5])}, "no model"),
     ("numbers", {"EXACT": np.array([np.nan])}, "exact is not finite|not JSON"),
-    ("numbers", {"NOT_FINITE": np.array(["inf"], object)}, "internal error"),
+    ("numbers", {"NOT_FINITE": np.array(["inf"], object)}, "not finite"),
     ("squares", {"NUMBER": np.array([2**40])}, "SQUARE is outside the range of INT64.*POST /predict"),
     ("sums", {"a": FLOATS[:, :1], "b": INTEGERS}, "shape"),
     ("sums", {"a": FLOATS, "b": INTEGERS[:2]}, "different numbers"),

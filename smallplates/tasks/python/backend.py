@@ -186,7 +186,7 @@ class PythonBackend:
         except ValueError as error:
             raise TaskError(f"the answer is not of the type Answer: {words(error)}") from error
         if NOT_NUMBERS.search(text) and not is_finite(self._answer.dump_python(valid)):
-            raise TaskError("the answer has a number that is not finite, which JSON cannot represent")
+            return Status.REFUSED, b"the answer has a number that is not finite: JSON has no form for it"
         return Status.ANSWER, text
 
     def trim(self) -> None:

@@ -158,7 +158,8 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
         check_count(shape[0], most)
         return shape[0]
     with_batch = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
-    raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}")
+    empty = "; -1 stands for a size of 1 or more" if -1 in dims and 0 in shape else ""
+    raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}{empty}")
 
 
 # decoding JSON and bytes

@@ -243,8 +243,9 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(catalog.find(model, version)))
 
-    @routes.post("/v1/models/{rest:path}", include_in_schema=False)
-    async def other_verb(rest: str) -> Response:  # noqa: ARG001
+    @routes.post("/v1/models/{rest}", include_in_schema=False)
+    @routes.post("/v1/models/{rest:path}:{verb}", include_in_schema=False)
+    async def other_verb(rest: str, verb: str = "") -> Response:  # noqa: ARG001
         raise NotFoundError("only the method :predict is supported")
 
 

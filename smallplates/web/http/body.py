@@ -264,11 +264,13 @@ def content_coding(headers: Sequence[str]) -> str | None:
 def unpack(body: bytes, coding: str) -> Iterator[bytes]:
     """Yields the content of a compressed body in parts of up to STEP bytes. Raises InvalidBodyError.
 
-    A gzip body may have several members.
+    A gzip body may have several members. A deflate body may lack zlib's header, as some clients send it.
     """
-    left = memoryview(body)
-    for _ in range(MAX_MEMBERS if WINDOW_BITS[coding] == GZIP else 1):
-        stream = zlib.decompressobj(WINDOW_BITS[coding])
+    left, bits = memoryview(body), WINDOW_BITS[coding]
+    if coding == "deflate" and not has_zlib_header(body):
+        bits = -bits  # RFC 1951
+    for _ in range(MAX_MEMBERS if bits == GZIP else 1):
+        stream = zlib.decompressobj(bits)
         while not stream.eof:
             given = left[:STEP]  # zlib copies what it leaves over
             try:
@@ -282,6 +284,11 @@ def unpack(body: bytes, coding: str) -> Iterator[bytes]:
         if not left:
             return
     raise InvalidBodyError(f"more data follow the last {coding} stream")
+
+
+def has_zlib_header(body: bytes) -> bool:
+    """Returns whether a body begins as RFC 1950 says. A raw deflate stream has other bits there."""
+    return body[:1] != b"" and body[0] & 15 == zlib.DEFLATED and int.from_bytes(body[:2]) % 31 == 0
 
 
 def accepted_encoding(header: str | None) -> str | None:

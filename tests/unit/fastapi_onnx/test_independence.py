@@ -133,6 +133,34 @@ def test_a_row_for_each_item_counts_if_only_that_of_an_example_is_declared(tmp_p
     assert signature.outputs[0].shape == ("height", "width")
 
 
+@pytest.mark.parametrize(
+    ("first", "declared", "batched", "shape"),
+    [
+        (1, [12800, 1], False, ("y_axis_0", 1)),
+        (1, ["boxes", 1], False, ("boxes", 1)),
+        ("N", [12800, 1], True, ("y_axis_0", 1)),
+        (1, [1, 12800, 1], True, ("y_axis_1", 1)),
+        ("N", ["N", 12800, 1], True, ("y_axis_1", 1)),
+    ],
+)
+def test_the_sizes_of_an_example_do_not_count_if_those_of_the_input_vary(
+    tmp_path: Path, first: int | str, declared: Axes, batched: bool, shape: tuple[int | str, ...]
+) -> None:
+    """Face detectors are exported with a photo of 640x640, and declare its number of places."""
+    shape_of_one = [-1, 1] if len(declared or ()) == 2 else [0, -1, 1]
+    nodes = [node("MaxPool", "x", "p", kernel_shape=[8, 8], strides=[8, 8])]
+    made = model(
+        [*nodes, node("Reshape", "p shape", "y")],
+        [value("x", axes=[first, 2, None, None])],
+        [value("y", axes=declared)],
+        tensors(shape=shape_of_one),
+    )
+    signature = described(made, tmp_path)
+    assert (signature.is_batched, signature.batch_size) == (batched, 1)
+    assert signature.outputs[0].shape == shape
+    assert signature.limits["x_axis_2"] < signature.limits[str(shape[0])] == 2**24
+
+
 def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: Path) -> None:
     """A sum of many trees is added up in another order in large batches."""
     noise = np.where(np.arange(512) < 32, 1e-7, 2e-7).astype(np.float32)[:, None]
@@ -209,6 +237,8 @@ def test_a_crash_or_a_delay_leaves_the_graph_as_declared(tmp_path: Path, reader:
     assert signature.is_batched
     assert signature.batch_note.startswith(NOT_COMPARED)
     assert said in signature.batch_note
+    alone = Model.read(graphs.saved(graph([node("Abs", "x", "y")], 1), tmp_path / "alone"))
+    assert describe.signature(f"tests.fake.graph_readers:{reader}", alone).batch_note == ""
 
 
 def test_what_is_known_before_a_delay_is_kept(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.signature import MAX_OUTPUT, graph_signature
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, InvalidTensorError
 from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import TENSOR
@@ -84,6 +84,10 @@ def test_limits_are_those_of_model_json(tmp_path: Path) -> None:
     limited = signature(identity(["N", "n"], ["N", "n"]), tmp_path, n=7)
     task = task_of(Model(tmp_path, ModelDescription(**DESCRIBED)), Settings(), {}, [limited])
     assert limited.limits == task.limits == {"n": 7}
+    with pytest.raises(InvalidTensorError, match=r"1 to 7 are accepted.*model\.json can raise it"):
+        limited.items([np.zeros((1, 8), np.float32)])
+    with pytest.raises(InvalidTensorError, match=r"1 to 7 are accepted$"):
+        limited.items([np.zeros((1, 0), np.float32)])
     with pytest.raises(ConfigurationError, match=r"unknown axes \['m'\]; the variable axes are \['n'\]"):
         signature(identity(["N", "n"], ["N", "n"]), tmp_path, m=7)
 
@@ -300,6 +304,22 @@ def test_the_newest_version_of_a_folder_of_graphs_is_served(tmp_path: Path) -> N
         graphs.saved(graphs.two_by_two(), tmp_path / "sums", version)
     assert Model.read(tmp_path / "sums").description.version == "10"
     assert Model.read(tmp_path / "sums", "9").description.version == "9"
+
+
+def test_the_only_graph_of_a_version_may_have_any_name(tmp_path: Path) -> None:
+    """As Triton's `default_model_filename` says."""
+    folder = tmp_path / "sums"
+    for version in ("1", "2", "3"):
+        graphs.saved(graphs.two_by_two(), folder, version)
+        (folder / version / "model.onnx").rename(folder / version / "own.onnx")
+    graphs.saved(graphs.two_by_two(), folder)
+    (folder / "2" / "model_quantized.onnx").touch()
+    (folder / "3" / "other.onnx").touch()
+    made = Model.read(folder)
+    assert (made.description.version, made.file("model.onnx")) == ("2", folder / "2" / "own.onnx")
+    assert Model.read(folder, "1").file("model.onnx") == folder / "1" / "own.onnx"
+    with pytest.raises(ConfigurationError, match="no model in"):
+        Model.read(folder, "3")
 
 
 def test_a_graph_beside_its_description_is_in_the_wrong_place(tmp_path: Path) -> None:

@@ -158,6 +158,16 @@ def test_what_is_missing_is_said(tmp_path: Path, files: list[str], words: str) -
         Model.read(tmp_path)
 
 
+def test_every_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (good,) = folders(tmp_path, "good")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.json").write_text("{")
+    places = [str(tmp_path / name) for name in ("none", "good", "broken")]
+    with pytest.raises(ConfigurationError, match=r"none: there is no.*; .*broken/model.json is invalid"):
+        configured_models(Settings(models=places))
+    assert [*configured_models(Settings(models=[str(good)]))] == ["good"]
+
+
 def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
     for name in ("none", "net.onnx", "net.onnx/model"):
         with pytest.raises(ConfigurationError, match=r"there is no such folder or \.onnx file"):

@@ -134,6 +134,18 @@ async def test_the_default_that_a_web_process_cannot_serve_ends_the_start(starte
     assert started[0].close.called
 
 
+async def test_every_model_that_cannot_be_planned_is_named(started: list[Mock]) -> None:
+    def plan(model: Model) -> EnginePlan:
+        if model.description.name != "b":
+            raise ConfigurationError(f"{model.description.name} is broken")
+        return EnginePlan("no:Backend", ())
+
+    models = {name: version_of(name, "1") for name in "abc"}
+    with pytest.raises(ConfigurationError, match="a is broken; c is broken"):
+        await Registry(Settings(), plan, models).start()
+    assert not started
+
+
 async def test_an_engine_ends_when_its_last_user_has_released_it_or_died(started: list[Mock]) -> None:
     registry, first, second = registry_of("a"), Web(0), Web(1)
     await registry.add(first)

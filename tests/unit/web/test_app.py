@@ -1,8 +1,10 @@
 """The application without a server: unforeseen errors, calls of other origins, words at the start."""
 
 import asyncio
+import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from smallplates.service import serve
 from smallplates.settings import Settings
 from smallplates.supervision.cluster import Cluster
 from smallplates.supervision.registry import EnginePlan, Registry
+from smallplates.web.api.dialect import Route
 from smallplates.web.app import create_app
 from smallplates.web.sockets import cannot_listen
 from tests.fake import BACKEND
@@ -127,6 +130,16 @@ def test_a_listed_origin_may_send_what_the_api_takes(
 def test_methods_that_no_route_has_are_not_allowed(client: httpx.AsyncClient) -> None:
     headers = {"Origin": "http://page.example", "Access-Control-Request-Method": "DELETE"}
     assert asyncio.run(client.options("/predict", headers=headers)).status_code == 400
+
+
+def test_no_path_ends_in_a_slash(client: httpx.AsyncClient) -> None:
+    transport: Any = client._transport
+    for route in (each for each in transport.app.routes if isinstance(each, Route)):
+        path = re.sub("{.*?}", "x", route.path)
+        for method in ("GET", "POST") if path != "/" else ():
+            answer = asyncio.run(client.request(method, f"{path}/"))
+            assert answer.status_code == 404, (method, path, answer.text)
+            assert ("error" in answer.json()) == path.startswith(("/v1/", "/v2")), answer.text
 
 
 def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncClient) -> None:

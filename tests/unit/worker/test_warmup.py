@@ -3,6 +3,7 @@ refused.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,3 +144,38 @@ def test_batches_of_long_texts_are_not_measured_where_those_of_short_ones_have_s
     assert {count for count, tokens in ran if tokens == 16} >= {1, 2, 4}
     assert (profile.batch_cap, profile.max_batch_elements) == (1, [16, 16])
     assert profile.largest_ms == 32.0
+
+
+@pytest.mark.parametrize(("needed", "used"), [(0, {0}), (1, {0, 1}), (2, {0, 1, 2}), (3, {0, 1, 2})])
+def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_integers(
+    needed: int, used: set[int]
+) -> None:
+    """As that of a text, which needs a mask of ones, or a token at its end."""
+    seen, refused = set(), []
+
+    class Ending:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            ids, numbers = inputs
+            seen.update(ids.ravel().tolist())
+            assert not numbers.any()
+            if needed not in ids:
+                refused.append(len(seen))
+                raise ValueError("no end")
+            return [ids]
+
+    inputs = (TensorSpec("ids", "int64", ("n",)), TensorSpec("x", "float32", (2,)))
+    outputs = (TensorSpec("same", "int64", ("n",)),)
+    graph = Signature("tensor", inputs, outputs, {"n": 300}, failure_is_client_error=True)
+    backend: Any = Ending()
+    for call in (
+        lambda: warmup.try_out(backend, [graph]),
+        lambda: warmup.warm_up(backend, [graph], [1, 2], Settings()),
+    ):
+        if needed > 2:
+            with pytest.raises(ConfigurationError, match="no end"):
+                call()
+        else:
+            call()
+            assert len(refused) == 3 * needed  # lengths
+        refused.clear()
+    assert seen == used

@@ -47,7 +47,7 @@ MAX_PARAMETERS_BYTES = 8192  # as JSON; parsed objects take many times their byt
 RESERVED = "triton_"
 SHARED_MEMORY = "shared memory is not supported: send the data in the request"
 MAX_CLASSES = 2**31 - 1
-Parameters = dict[str, Any]  # JSON's scalars, or gRPC's
+Parameters = dict[str, Any]  # JSON, or gRPC's scalars; those that no one reads may be anything
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -82,7 +82,7 @@ class InferJson(msgspec.Struct):
 
 REQUEST = msgspec.json.Decoder(InferJson)
 SCHEMA = msgspec.json.schema(InferJson)
-SCALARS = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
+PARAMETERS = msgspec.json.Decoder(Parameters)
 TEXTS = (msgspec.json.Decoder(list[str]), msgspec.json.Decoder(list[list[str]]))
 
 
@@ -229,7 +229,7 @@ def parameters_of(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
         return {}
     if len(memoryview(text)) > MAX_PARAMETERS_BYTES:
         raise InvalidRequestError(f"parameters may have up to {MAX_PARAMETERS_BYTES} bytes")
-    return without_nulls(decode_json(SCALARS, text))
+    return without_nulls(decode_json(PARAMETERS, text))
 
 
 def without_nulls(parameters: Parameters) -> Parameters:

@@ -91,6 +91,18 @@ def test_null_means_left_out(more: dict[str, Any], of_input: dict[str, Any]) -> 
     assert b"null" not in body
 
 
+def test_parameters_for_another_server_are_ignored() -> None:
+    """MLServer's clients send such ones."""
+    hints = {"parameters": {"content_type": "np", "headers": {"a": "b"}, "x": [[1], None, 0.5]}}
+    tensor = {"name": "i", "datatype": "FP32", "shape": [1, 3, 2, 2], "data": [0.5] * 12, **hints}
+    request = {"inputs": [tensor], "outputs": [{"name": "o", **hints}], **hints}
+    call = decode(json.dumps(request).encode(), None, ARRAY, MOST)
+    assert call.outputs == [Output(ARRAY.outputs[0])]
+    request["parameters"] = {"top_k": [2]}
+    with pytest.raises(InvalidRequestError, match="top_k"):
+        decode(json.dumps(request).encode(), None, ARRAY, MOST)
+
+
 def test_data_may_be_null_before_binary_data() -> None:
     tensor = {"name": "i", "datatype": "FP32", "shape": [1, 3, 2, 2], "data": None}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 48}}]}).encode()
@@ -99,6 +111,14 @@ def test_data_may_be_null_before_binary_data() -> None:
     assert not call.tensors[0].any()
     with pytest.raises(InvalidRequestError, match="neither data nor binary_data_size"):
         decode(json.dumps({"inputs": [tensor]}).encode(), None, ARRAY, MOST)
+
+
+@pytest.mark.parametrize(("shape", "explained"), [([1, 3, 0], True), ([1, 2, 4], False)])
+def test_an_axis_without_elements_is_explained(shape: list[int], explained: bool) -> None:
+    tensor = {"name": "i", "datatype": "FP32", "shape": shape, "data": []}
+    with pytest.raises(InvalidRequestError, match=r"\[N, 3, -1\] or \[3, -1\], not") as caught:
+        decode(json.dumps({"inputs": [tensor]}).encode(), None, tensors("FP32", (3, -1), (3, 9)), MOST)
+    assert ("a size of 1 or more" in caught.value.detail) == explained
 
 
 def test_numbers_are_a_view_of_the_body() -> None:
