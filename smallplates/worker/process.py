@@ -22,7 +22,7 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache, partial
@@ -257,10 +257,27 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def keep_from_children(fds: Iterable[int], pipes: Iterable[int]) -> None:
+    """Closes the supervisor's pipes in child processes, and all of `fds` in those that run a program.
+
+    A child that outlived the worker would hide the worker's death from the supervisor.
+    """
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    left = list(pipes)
+
+    def close() -> None:
+        while left:  # empty in a child's own children
+            os.close(left.pop())
+
+    os.register_at_fork(after_in_child=close)
+
+
 def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
     args = TypeAdapter(WorkerArgs).validate_json(sys.stdin.buffer.read())
     die_with_parent(args.parent)
+    keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
     configure_logging(settings, model=args.model)
     worker = Worker(args, settings)

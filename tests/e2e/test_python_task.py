@@ -5,6 +5,8 @@ The service's engine runs in this process, its workers in processes of their own
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from smallplates.engine.client import EngineClient
@@ -159,6 +162,22 @@ async def test_whatever_the_class_does_one_request_fails_alone(
             assert failed == (Status.REFUSED, "2 is refused, alone")
         assert numbers([await ask(client, command(4))]) == [4]
     assert ("secret details" in capfd.readouterr().err) == does.startswith("fail")
+
+
+@pytest.mark.parametrize("does", ["fork", "run"])
+async def test_a_worker_is_replaced_although_a_process_that_it_has_started_lives_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str
+) -> None:
+    async with engine(monkeypatch, tmp_path, worker_timeout_ms="60000") as (_, client):
+        assert numbers([await ask(client, command(1, does=does))]) == [1]
+        child = psutil.Process(int((tmp_path / "gate.child").read_text()))
+        try:
+            os.kill(child.ppid(), signal.SIGKILL)
+            async with asyncio.timeout(60):
+                assert numbers([await ask(client, command(2))]) == [2]
+            assert child.is_running()
+        finally:
+            child.kill()
 
 
 async def test_an_answer_beyond_its_limit_is_a_failure_that_is_logged(

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -12,6 +13,16 @@ from smallplates import PythonTask
 from tests.fake.backend import wait_for_gate, write_down
 
 
+def lasting_child(runs_program: bool) -> int:
+    """Starts a process that inherits all descriptors that it may have; returns its id."""
+    if runs_program:
+        return subprocess.Popen(["sleep", "1000"], close_fds=False).pid
+    child = os.fork()
+    if not child:
+        time.sleep(1000)
+    return child
+
+
 class Obedient(PythonTask):
     """Answers with the number that it gets; FAKE_GATE and FAKE_SIZES are those of the fake backend."""
 
@@ -20,7 +31,16 @@ class Obedient(PythonTask):
 
         number: int
         does: Literal[
-            "", "refuse", "refuse late", "refuse alone", "fail", "fail early", "crash", "hang"
+            "",
+            "refuse",
+            "refuse late",
+            "refuse alone",
+            "fail",
+            "fail early",
+            "crash",
+            "hang",
+            "fork",
+            "run",
         ] = ""
         held: bool = False
         padding: str = ""
@@ -56,6 +76,9 @@ class Obedient(PythonTask):
                 ctypes.string_at(0)
             if item.does == "hang":
                 time.sleep(1000)
+            if item.does in ("fork", "run"):
+                child = lasting_child(runs_program=item.does == "run")
+                Path(f"{os.environ['FAKE_GATE']}.child").write_text(str(child))
             if item.does == "fail":
                 raise RuntimeError("secret details")
             if item.does == "refuse alone":
