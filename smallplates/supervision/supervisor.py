@@ -22,7 +22,15 @@ import numpy as np
 from smallplates.engine import topology
 from smallplates.engine.client import NOTICE
 from smallplates.engine.gpu_monitor import GpuMonitor
-from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, send
+from smallplates.engine.memory import (
+    EngineFds,
+    Memory,
+    ServiceCounts,
+    SlotLayout,
+    State,
+    record,
+    send,
+)
 from smallplates.engine.report import REPORT, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, SERVE, WorkerArgs
 from smallplates.errors import ConfigurationError
@@ -155,11 +163,18 @@ class Supervisor:
         )
 
     def cancel_requests_of(self, web_process: int) -> None:
-        """Cancels the requests of a web process that has died."""
-        count = self.layout.slots_per_web_process
+        """Cancels the requests of a web process that has died.
+
+        It may have died before it sent the record of a slot that it had marked as queued. So the records
+        of slots that no worker has begun are sent again: a worker has to report each of them.
+        """
+        memory, count = self.memory, self.layout.slots_per_web_process
         for slot in range(web_process * count, (web_process + 1) * count):
-            self.memory.cancelled[slot] = 1
-        self.memory.in_flight[web_process] = 0
+            is_new = not (memory.attempts[slot] or memory.cancelled[slot])
+            memory.cancelled[slot] = 1
+            if is_new and memory.state[slot] == State.QUEUED:
+                send(self._work_fds[memory.bulk[slot]], record(slot, memory.generation[slot]))
+        memory.in_flight[web_process] = 0
 
     def close(self) -> None:
         """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""

@@ -1,14 +1,20 @@
 """The supervisor where a worker has died, without workers that compute."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from smallplates.engine.memory import ServiceCounts
+from smallplates.engine.client import EngineClient
+from smallplates.engine.memory import EngineFds, ServiceCounts, State, generation_of, send, slot_of
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model, configured_models
@@ -18,6 +24,7 @@ from smallplates.supervision.registry import EnginePlan, Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.worker_process import WorkerProcess
 from smallplates.tasks.image_classification import ImageClassification, image_signatures
+from tests import killing
 
 
 @pytest.fixture
@@ -65,6 +72,53 @@ def abandoning(registry: Registry) -> tuple[Signature, ...]:
     """The signatures of a model whose service is ended while they are read."""
     registry.stop()
     return image_signatures((2, 2), 2)
+
+
+async def queue_two(fds: EngineFds, lines: int) -> None:
+    """Plays a web process that queues two items, and is killed after so many lines of that."""
+    client = EngineClient(fds, lambda *_: None)
+    client.open()
+    image = [np.zeros(spec.shape_at({}), spec.dtype) for spec in fds.layout.signatures[0].inputs]
+    killing.after(lines, {"enqueue", "send"})
+    await client.acquire(count=2).submit(0, [image, image], time.monotonic() + 60, bulk=False)
+    os._exit(0)
+
+
+async def free_slots_of_successor(made: Supervisor) -> int:
+    """Plays a worker and the next web process; returns how many slots of this one are free then."""
+    client = EngineClient(made.engine_fds(0), lambda *_: None)
+    client.open()
+    with contextlib.suppress(BlockingIOError):
+        for value in memoryview(os.read(made._work[0][0], 4096)).cast("Q"):
+            slot = slot_of(value)
+            if made.memory.generation[slot] == generation_of(value):
+                assert made.memory.cancelled[slot]
+                made.memory.state[slot] = State.SKIPPED
+                send(made._done_fds[0], value)
+    client._on_done()
+    free = client.free_slots(bulk=False)
+    client.close()
+    return free
+
+
+def test_wherever_a_web_process_is_killed_all_its_slots_come_back(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "Thread", Mock())
+    signatures = ImageClassification.plan(model, Settings())
+    made = Supervisor("no:Backend", model, signatures, Settings(queue_size=2), ServiceCounts())
+    made._allocate()
+    made.memory.serving_workers[0] = 2  # each item has a write of its own
+    lines, code = 0, 1
+    while code:
+        if not (child := os.fork()):
+            asyncio.run(queue_two(made.engine_fds(0), lines))
+        _, code = os.waitpid(child, 0)
+        made.cancel_requests_of(0)
+        assert asyncio.run(free_slots_of_successor(made)) == 2, lines
+        lines += 1
+    assert lines > 30
+    made.close()
 
 
 def control_pipe(process: WorkerProcess) -> int:

@@ -1,13 +1,9 @@
 """A worker that is killed at any instruction while it claims a batch and computes it loses no item."""
 
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +13,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.suspects import Suspects
 from smallplates.supervision.worker_process import managed_pipe
 from smallplates.worker.process import Worker
+from tests import killing
 from tests.unit.engine.conftest import worker_args
 
 LENGTHS = (9, 3, 8, 3)
@@ -103,29 +100,13 @@ def compute_one(worker: Worker) -> int:
     return len(taken)
 
 
-def killed_after(lines: int) -> Callable[..., Any]:
-    """A trace function that kills this process after so many lines of SHARING."""
-    left = lines
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_name not in SHARING:
-            return None
-        left -= event == "line"
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    return trace
-
-
 def test_whenever_a_worker_is_killed_another_one_computes_what_it_had_taken() -> None:
     lines, code = 0, 1
     while code:
         with engine() as shared:
             worker, other = shared.worker(0), shared.worker(1)
             if not (child := os.fork()):
-                sys.settrace(killed_after(lines))
+                killing.after(lines, SHARING)
                 compute_one(worker)
                 os._exit(0)
             _, code = os.waitpid(child, 0)
