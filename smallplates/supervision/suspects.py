@@ -69,7 +69,7 @@ class Suspects:
         Returns whether a retry is in progress; if so, call again soon.
         """
         memory = self._memory
-        self._drop_late()
+        self._drop()
         if self._retry:
             slot = slot_of(self._retry)
             is_open = memory.state[slot] in (State.QUEUED, State.RUNNING)
@@ -88,14 +88,21 @@ class Suspects:
             return True
         return False
 
-    def _drop_late(self) -> None:
-        """Reports suspects that were cancelled or missed their deadline."""
+    def _drop(self) -> None:
+        """Reports suspects that were cancelled or missed their deadline.
+
+        Forgets those that were queued twice and that another worker has found.
+        """
         memory, now = self._memory, time.monotonic()
         for suspect in list(self._queue):
             slot = slot_of(suspect[0])
-            if memory.cancelled[slot] or memory.deadline[slot] <= now:
+            is_current = memory.generation[slot] == generation_of(suspect[0])
+            waits = is_current and memory.state[slot] == State.QUEUED
+            if waits and memory.deadline[slot] > now and not memory.cancelled[slot]:
+                continue
+            self._queue.remove(suspect)
+            if waits:
                 memory.state[slot] = State.SKIPPED if memory.cancelled[slot] else State.EXPIRED
-                self._queue.remove(suspect)
                 self._report(slot)
 
     def _report(self, slot: int) -> None:

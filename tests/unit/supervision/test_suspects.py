@@ -150,6 +150,22 @@ def test_a_suspect_for_which_nobody_waits_is_not_retried(engine: Engine) -> None
     assert engine.read("done") == [0, 1]
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_suspect_that_was_queued_twice_is_left_to_the_worker_that_computes_it(
+    engine: Engine, is_cancelled: bool
+) -> None:
+    engine.queue(0)
+    engine.take(0, 0, begun=0)  # and puts it back, and is killed
+    engine.suspects.empty_inbox(0, SIGKILL)
+    engine.take(1, 0)
+    engine.suspects.empty_inbox(1, SEGFAULT)
+    engine.take(0, 0)
+    engine.memory.cancelled[0] = is_cancelled
+    engine.suspects.release(ready=2, workers=2)
+    assert engine.states(0) == [State.RUNNING]
+    assert engine.read("done") == []
+
+
 def test_what_was_finished_is_reported_and_what_is_outdated_is_not(engine: Engine) -> None:
     engine.queue(0, 1)
     engine.take(0, 0, 1)
