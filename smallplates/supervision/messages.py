@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from smallplates.engine.memory import EngineFds, SlotLayout, anonymous_file
 from smallplates.engine.report import REPORT
 from smallplates.errors import ConfigurationError
+from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.supervision.registry import EngineHandle
 
@@ -30,6 +31,8 @@ MAX_MESSAGE = 65536
 """Size in bytes up to which a message goes through the socket; larger ones go in a file."""
 
 MAX_FDS = 8
+MAX_REASON = 4000
+"""Characters of an error that always fit into a message."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -105,7 +108,10 @@ async def answer(sock: socket.socket, number: int, work: Awaitable[None]) -> Non
     try:
         await work
     except ConfigurationError as reason:
-        error = str(reason)
+        error = str(reason)[:MAX_REASON]
+    except Exception:  # a bug must not leave the caller waiting, nor end the task that answers calls
+        logger().exception("a change failed")
+        error = "an unexpected error, which is in the log"
     with contextlib.suppress(OSError):
         send(sock, "done", id=number, error=error)
 

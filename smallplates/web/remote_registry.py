@@ -119,7 +119,7 @@ class RemoteRegistry:
                     self._joined.set_result(None)
 
     async def _handle(self, message: dict[str, Any], fds: list[int]) -> EngineHandle:
-        """Returns the engine that a message brings. Raises ConfigurationError."""
+        """Returns the engine that a message brings, or releases it and raises an error."""
 
         def release() -> None:
             for fd in fds:
@@ -130,8 +130,8 @@ class RemoteRegistry:
             model = await asyncio.to_thread(
                 Model.read, Path(message["path"]), message["version"], message["model"]
             )
-        except ConfigurationError:
+            engine, report = messages.engine_fds(message, fds), REPORT.validate_python(message["report"])
+        except Exception:
             release()
             raise
-        report = REPORT.validate_python(message["report"])
-        return EngineHandle(message["key"], model, messages.engine_fds(message, fds), report, release)
+        return EngineHandle(message["key"], model, engine, report, release)

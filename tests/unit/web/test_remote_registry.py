@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from smallplates.engine.memory import EngineFds, SlotLayout
 from smallplates.errors import ConfigurationError
@@ -99,6 +100,31 @@ async def test_what_cannot_serve_or_need_not_is_given_back(tmp_path: Path) -> No
         assert "no model in" in (await said(parent))["error"]
         joining.cancel()
         await registry.close()
+
+
+async def test_a_defect_fails_its_change_and_no_other(tmp_path: Path) -> None:
+    write_model(tmp_path, "1")
+    with ends() as (parent, registry, web), engine(tmp_path, "1") as one, capture_logs() as lines:
+        joining = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "serve", id=0, key=1)  # raises AssertionError
+        assert "unexpected" in (await said(parent))["error"]
+        messages.send(parent, "prepare", id=1, **one | {"report": {}})
+        assert await said(parent) == {"type": "released", "key": 1}
+        assert "unexpected" in (await said(parent))["error"]
+        messages.send(parent, "begin", id=2)
+        assert await said(parent) == {"type": "done", "id": 2, "error": None}
+        await joining
+        await registry.close()
+    assert [line["event"] for line in lines] == ["a change failed"] * 2
+
+
+async def test_a_long_reason_arrives_shortened_in_one_message() -> None:
+    async def fail() -> None:
+        raise ConfigurationError("\U0001f363" * 100_000)
+
+    with ends() as (parent, registry, _):
+        await messages.answer(registry._sock, 0, fail())
+        assert (await said(parent))["error"].startswith("\U0001f363")
 
 
 async def test_a_ping_is_answered_also_while_the_engine_is_awaited() -> None:
