@@ -147,7 +147,11 @@ class Supervisor:
         if self._startup_over.is_set():
             return
         self._fail_start("the service is shutting down")
-        with contextlib.suppress(OSError):  # `start` may not have created the pipe yet
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wakes the thread, unless `start` has not created it yet."""
+        with contextlib.suppress(OSError):  # no pipe yet, or a full one, which wakes the thread anyway
             os.write(self._wakeup[1], b"k")
 
     def engine_fds(self, web_process: int) -> EngineFds:
@@ -179,7 +183,7 @@ class Supervisor:
     def close(self) -> None:
         """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
         self._stop.set()
-        os.write(self._wakeup[1], b"k")
+        self._wake()
         self._thread.join()
         self._resources.close()
 

@@ -101,13 +101,19 @@ async def free_slots_of_successor(made: Supervisor) -> int:
     return free
 
 
-def test_wherever_a_web_process_is_killed_all_its_slots_come_back(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_thread(model: Model, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """An engine with two slots, whose wake-ups nothing reads."""
     monkeypatch.setattr(threading, "Thread", Mock())
     signatures = ImageClassification.plan(model, Settings())
     made = Supervisor("no:Backend", model, signatures, Settings(queue_size=2), ServiceCounts())
     made._allocate()
+    return made
+
+
+def test_wherever_a_web_process_is_killed_all_its_slots_come_back(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = without_thread(model, monkeypatch)
     made.memory.serving_workers[0] = 2  # each item has a write of its own
     lines, code = 0, 1
     while code:
@@ -119,6 +125,18 @@ def test_wherever_a_web_process_is_killed_all_its_slots_come_back(
         lines += 1
     assert lines > 30
     made.close()
+
+
+def test_an_engine_ends_though_many_have_woken_a_supervisor_that_was_busy(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = without_thread(model, monkeypatch)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(made._wakeup[1], bytes(4096))
+    made.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made.memory.fd)
 
 
 def control_pipe(process: WorkerProcess) -> int:
