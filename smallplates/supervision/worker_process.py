@@ -170,7 +170,7 @@ def kill_hung(
     now = time.monotonic()
     grace_s = max(MIN_GRACE_S, limit_s * GRACE_BATCHES / HANG_LIMIT_BATCHES)
     for process in processes:
-        if process.popen is None:
+        if process.popen is None or process.is_killed_as_hung:
             continue
         if process.ready:
             event, limit = "an inference worker exceeded SERVING_WORKER_TIMEOUT_MS", limit_s
