@@ -136,11 +136,11 @@ def send(fd: int, *values: int) -> None:
 
 
 def anonymous_file(size: int) -> int:
-    """Returns the descriptor of an unnamed file of `size` zero bytes. Raises OSError."""
+    """Returns the descriptor of an unnamed file of `size` zero bytes. Raises OSError, OverflowError."""
     fd = os.memfd_create("serving", 0)
     try:
         os.ftruncate(fd, size)
-    except OSError:
+    except (OSError, OverflowError):
         os.close(fd)
         raise
     return fd

@@ -3,9 +3,10 @@
 import os
 from array import array as array_of
 
+import psutil
 import pytest
 
-from smallplates.engine.memory import Memory, State, generation_of, record, slot_of
+from smallplates.engine.memory import Memory, State, anonymous_file, generation_of, record, slot_of
 from tests.unit.engine.conftest import LAYOUT
 
 
@@ -45,3 +46,10 @@ def test_another_mapping_of_the_same_descriptor_sees_the_same(memory: Memory) ->
     assert other.state[3] == State.DONE
     assert (other.signatures[0].inputs[0].array[3] == 9).all()
     other.close()
+
+
+def test_a_file_that_is_too_large_leaves_no_descriptor() -> None:
+    before = psutil.Process().num_fds()
+    with pytest.raises(OverflowError):
+        anonymous_file(2**64)
+    assert psutil.Process().num_fds() == before
