@@ -79,11 +79,12 @@ class Supervisor:
         per_device = topology.workers_per_device(settings)
         gpus = topology.gpus(settings)
         is_class = kind_of(model.description.task) is PYTHON
+        largest = batch_sizes.largest_batch(settings, "cuda", is_class)
         self.layout = SlotLayout(
             slots=settings.queue_size * web_processes,
             web_processes=web_processes,
             workers=per_device * len(gpus),
-            max_batch=batch_sizes.largest_batch(settings, "cuda", is_class),
+            max_batch=max([largest, *(signature.batch_size for signature in signatures)]),
             signatures=signatures,
         )
         self._report: WorkerReport | None = None

@@ -8,13 +8,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from smallplates.engine.client import EngineClient
-from smallplates.engine.memory import EngineFds, ServiceCounts, State, generation_of, send, slot_of
+from smallplates.engine.memory import (
+    EngineFds,
+    Memory,
+    ServiceCounts,
+    State,
+    generation_of,
+    send,
+    slot_of,
+)
+from smallplates.engine.statistics import Statistics
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model, configured_models
@@ -66,6 +76,17 @@ def test_a_queue_of_larger_items_than_memory_can_be_reserved_for(model: Model, l
         ConfigurationError, match=r"GB: lower SERVING_QUEUE_SIZE.* limits for n, channels, height, width"
     ):
         made.start()
+
+
+def test_batches_of_a_fixed_size_beyond_the_largest_of_the_settings_are_counted(model: Model) -> None:
+    signatures = [replace(each, batch_size=100) for each in ImageClassification.plan(model, Settings())]
+    settings = Settings(max_batch_size=4)
+    made = Supervisor("no:Backend", model, (*signatures,), settings, ServiceCounts())
+    memory = Memory.create(made.layout)
+    statistics = Statistics(memory, 0)
+    statistics.count_batch(0, 100, infer_s=0.5)
+    assert statistics.by_batch_size(0)[100].executions == 1
+    memory.close()
 
 
 def abandoning(registry: Registry) -> tuple[Signature, ...]:
