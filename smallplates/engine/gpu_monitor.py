@@ -37,7 +37,6 @@ class GpuMonitor:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
         self._uuids: dict[int, str] = {}
 
     def watch(self, row: int, index: int, uuid: str) -> None:
@@ -45,16 +44,14 @@ class GpuMonitor:
         if uuid in self._uuids.values():
             return
         self._memory.gpu_index[row] = index
+        is_first = not self._uuids
         self._uuids[row] = uuid
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
-            self._thread.start()
+        if is_first:
+            threading.Thread(target=self._run, name="gpus", daemon=True).start()
 
     def close(self) -> None:
-        """Stops the thread, so that nothing writes into the mapping any more."""
+        """Makes the thread end; it may still hang in the driver, which must not hold up anything."""
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def _run(self) -> None:
         try:

@@ -190,6 +190,14 @@ def wait_for(memory: Memory, known: int) -> None:
         time.sleep(0.001)
 
 
+def close(monitor: gpu_monitor.GpuMonitor) -> None:
+    """Closes it, and waits for its thread."""
+    monitor.close()
+    for thread in threading.enumerate():
+        if thread.name == "gpus":
+            thread.join()
+
+
 def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -208,7 +216,7 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
         'serving_gpu_memory_used_bytes{gpu="3"}': 5 << 30,
         'serving_gpu_memory_bytes{gpu="3"}': 16 << 30,
     }
-    monitor.close()
+    close(monitor)
     assert nvml.ended
 
 
@@ -222,7 +230,31 @@ def test_a_lost_gpu_has_no_figures(memory: Memory, monkeypatch: pytest.MonkeyPat
     wait_for(memory, 0)
     assert memory.gpu_memory_total[0] == 16 << 30  # it had some before
     assert gpu_monitor.figures(memory) == []
-    monitor.close()
+    close(monitor)
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_end(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml, asked, answers = Nvml(), threading.Event(), threading.Event()
+
+    def hang(_: str) -> None:
+        asked.set()
+        answers.wait()
+        raise Nvml.NVMLError("Timeout")
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", hang)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monitor = gpu_monitor.GpuMonitor(memory)
+    monitor.watch(0, 0, UUID)
+    assert asked.wait(60)
+    closing = threading.Thread(target=monitor.close)
+    closing.start()
+    closing.join(20)
+    is_closed = not closing.is_alive()
+    answers.set()
+    close(monitor)
+    assert is_closed
 
 
 @pytest.mark.parametrize("nvml", [None, Nvml(driver=False)])
@@ -232,7 +264,7 @@ def test_without_nvml_there_are_no_figures(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 0, UUID)
-    monitor.close()
+    close(monitor)
     assert gpu_monitor.figures(memory) == []
 
 
