@@ -214,7 +214,9 @@ class Pipeline:
         elif body.size <= LARGE:
             target = find(await body.decompress())
         else:
-            target = await self.service.threads.run(partial(find, await body.decompress()), options.bulk)
+            search = partial(find, await body.decompress())
+            while (target := await self.service.threads.run(search, options.bulk)).model.is_leaving:
+                pass  # it was replaced before the thread had returned it
         model = target.model
         context.model = model.description.name
         with model:  # answers requests that have found it, even if it is replaced meanwhile

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from smallplates.errors import DrainingError, InvalidRequestError
 from smallplates.settings import Settings
 from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
+from smallplates.web.http.body import LARGE
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.thread_pool import ThreadPool
 
@@ -124,6 +125,20 @@ async def test_only_requests_after_the_beginning_of_a_drain_are_refused(
     assert late.body == b"body"
     assert model.predict.call_count == 1
     assert model.refuse_if_full.called is known
+
+
+async def test_a_model_that_was_replaced_while_a_thread_searched_for_it_is_not_used(
+    model: MagicMock,
+) -> None:
+    replaced, model.is_leaving = MagicMock(is_leaving=True), False
+    find = MagicMock(side_effect=[Target(replaced, lambda _: Call()), Target(model, lambda _: Call())])
+    threads = ThreadPool(1)
+    threads.start()
+    pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
+    await pipeline.http(Client(True, bytes(LARGE + 1)).request, find)
+    threads.close()
+    assert model.predict.called
+    assert not replaced.admitted.called
 
 
 async def test_a_client_that_leaves_while_its_body_is_decoded(model: MagicMock) -> None:

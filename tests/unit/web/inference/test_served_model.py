@@ -204,6 +204,20 @@ def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedM
         asyncio.run(main())
 
 
+def test_a_model_that_waits_for_its_last_request_takes_no_other(admitting: ServedModel) -> None:
+    async def main() -> None:
+        admitting.client.drain = AsyncMock()  # type: ignore[method-assign]
+        with admitting:
+            closing = asyncio.ensure_future(admitting.close())
+            await asyncio.sleep(0)
+            assert admitting.is_leaving
+            assert not admitting.client.close.called  # type: ignore[attr-defined]
+        await closing
+        assert admitting.client.close.called  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+
+
 def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:
     """A model whose workers, `workers` in all, take this time for an input."""
     layout = SlotLayout(
