@@ -239,6 +239,23 @@ def test_a_fixed_batch_size_is_filled_up_with_the_batchs_own_items(gpu: bool) ->
         assert worker.backend.batches[-1][0].tolist() == [7] * 4  # nothing of others
 
 
+def test_items_that_do_not_fit_into_memory_together_are_computed_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = np.full
+
+    def refuse(shape: tuple[int, ...], *rest: Any) -> Array:
+        if shape[0] > 1:
+            raise MemoryError
+        array: Array = full(shape, *rest)
+        return array
+
+    with working(TEXT) as worker:
+        items = [text(n) for n in (3, 4, 5)]
+        monkeypatch.setattr(np, "full", refuse)
+        assert worker.compute(*items) == [State.DONE] * 3
+
+
 @pytest.mark.parametrize("signature", [FIXED, TEXT])
 def test_a_device_that_stays_full_fails_every_item_and_ends(signature: Signature) -> None:
     with working(signature, gpu=True) as worker:
