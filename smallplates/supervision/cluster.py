@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
@@ -38,6 +39,7 @@ RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
 PING_S = 5.0
 METRICS = "serving-metrics-"
+OPEN_FILES = 65536  # for hundreds of engines
 
 
 class Cluster:
@@ -63,6 +65,7 @@ class Cluster:
     def run(self) -> int:
         """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
         configure_logging(self._settings)
+        allow_open_files()
         warn_of_unknown_variables([*self._registry.models, *stored_models(self._settings)])
         asyncio.run(self._serve())
         return 0
@@ -251,6 +254,14 @@ class Cluster:
             task = task_of(supervisor.model, self._settings, schemas, signatures)
             count, reason = balance.web_processes(supervisor, task)
             self._registry.web_processes, self._registry.web_processes_reason = count, reason
+
+
+def allow_open_files() -> None:
+    """Raises the limit of open files: each engine takes two for every web process, two for a worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def metrics_parent() -> Path | None:

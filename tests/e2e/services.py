@@ -25,6 +25,7 @@ from tests.servers import metric, wait_for
 WORKER = "smallplates.worker.process"
 WEB = "smallplates.web.process"
 WATCHFUL = "tests.fake.watchful"
+FEW_DESCRIPTORS = "tests.fake.few_descriptors"
 MANY_CORES = "tests.fake.many_cores"
 
 

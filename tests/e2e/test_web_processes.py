@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from tests.e2e.services import (
+    FEW_DESCRIPTORS,
     MANY_CORES,
     WATCHFUL,
     WEB,
@@ -72,6 +73,11 @@ def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(
         assert metric(url, "serving_web_processes") == model["web_processes"]
         check_right(send_all(url, numbered(200), senders=8), 200)
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
+
+
+def test_engines_get_the_open_files_that_the_system_allows(fake_settings: dict[str, str]) -> None:
+    with fake_service(fake_settings, FEW_DESCRIPTORS, web_processes="2") as (url, _):
+        assert predict(url, command(class_index=7)).json()["prediction"] == "7"
 
 
 @pytest.mark.slow
