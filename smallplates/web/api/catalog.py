@@ -59,7 +59,7 @@ class ColumnSpec:
         """
         fewest = 1 if self.field is None else 0
         return len(shape) == len(self.dims) and all(
-            size == dim or (dim == -1 and size >= fewest)
+            size >= fewest if dim == -1 else size == dim
             for size, dim in zip(shape, self.dims, strict=True)
         )
 
