@@ -83,7 +83,7 @@ class CatalogEntry:
         return {
             "id": self.name,
             "object": "model",
-            "created": int(self.model.handle.model.path.stat().st_mtime),
+            "created": self.model.created,
             "owned_by": "smallplates",
             "max_model_len": getattr(self.model.task, "max_tokens", None),
         }
