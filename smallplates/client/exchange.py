@@ -35,7 +35,7 @@ from smallplates.client.options import Options
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 4.0  # many servers close an idle connection after 5 s; ours waits longer
-NOT_AS_DOCUMENTED = (AttributeError, LookupError, TypeError, ValueError)
+NOT_AS_DOCUMENTED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 T = TypeVar("T")
 
 

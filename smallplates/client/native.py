@@ -1,6 +1,7 @@
 """The service's own protocol: builds its requests, reads its answers. Does no I/O.
 
-If an answer is not as documented, a reader raises AttributeError, LookupError, TypeError or ValueError.
+If an answer is not as documented, a reader raises AttributeError, LookupError, OverflowError, TypeError
+or ValueError.
 """
 
 import base64

@@ -100,6 +100,12 @@ class Model:
         own: Literal["request", "tensor"] = "tensor" if self.description.task == TENSOR else "request"
         return {self.description.name: own} | self.description.aliases
 
+    @property
+    def versions(self) -> list[str]:
+        """Versions in the folder, ascending, served or not."""
+        folders = (folder for folder in self.folder.glob("*/") if folder.is_dir())
+        return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
+
     def settings(self, common: Settings) -> Settings:
         """Returns the common settings, overridden by this model's own. Raises ConfigurationError."""
         own = self.description.model_dump(include=set(OF_A_MODEL))

@@ -357,6 +357,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/tokenize", {"inputs": "soup " * 60_000}, 422, "Validation"),
     ("/decode", {"ids": [10**6]}, 422, "Validation"),
     ("/decode", {"ids": [1, [2]]}, 422, "Validation"),
+    ("/decode", {"ids": [[1], 2]}, 422, "Validation"),
     ("/embed_sparse", {"inputs": "soup"}, 424, "Backend"),
     ("/embed_all", {"inputs": "soup"}, 424, "Backend"),
     ("/v1/rerank", {"query": QUERY, "documents": []}, 400, ""),

@@ -59,7 +59,7 @@ class ColumnSpec:
         """
         fewest = 1 if self.field is None else 0
         return len(shape) == len(self.dims) and all(
-            size == dim or (dim == -1 and size >= fewest)
+            size >= fewest if dim == -1 else size == dim
             for size, dim in zip(shape, self.dims, strict=True)
         )
 
@@ -83,7 +83,7 @@ class CatalogEntry:
         return {
             "id": self.name,
             "object": "model",
-            "created": int(self.model.handle.model.path.stat().st_mtime),
+            "created": self.model.created,
             "owned_by": "smallplates",
             "max_model_len": getattr(self.model.task, "max_tokens", None),
         }

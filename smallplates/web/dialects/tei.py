@@ -249,7 +249,8 @@ def tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
 
 def decode(entry: CatalogEntry, asked: DecodeRequest, _: int) -> Response:
     """Returns the text of token ids, or the texts of several lists. Raises RequestError."""
-    lists: list[Any] = [*asked.ids] if asked.ids and isinstance(asked.ids[0], list) else [asked.ids]
+    is_batch = bool(asked.ids) and all(isinstance(each, list) for each in asked.ids)
+    lists: list[Any] = [*asked.ids] if is_batch else [asked.ids]
     skip = asked.skip_special_tokens is not False
     return json_response([text_of(ids, entry, skip) for ids in lists])
 

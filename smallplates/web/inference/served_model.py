@@ -129,6 +129,9 @@ class ServedModel:
         self.signatures = handle.fds.layout.signatures
         self.workers = handle.fds.layout.workers
         self.settings = handle.model.settings(settings)
+        self.created = int(handle.model.path.stat().st_mtime)
+        """When the folder changed, in seconds since 1970; it may be gone before the model is."""
+
         self.draining = False
         """Whether new requests are refused because the service is shutting down."""
 

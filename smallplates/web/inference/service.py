@@ -207,11 +207,6 @@ class InferenceService:
             if other != model.description.name and both:
                 raise ConfigurationError(f"{min(both)} is also a name of {other}")
 
-    def versions(self, name: str) -> list[str]:
-        """Returns the versions in a model's folder, ascending, served or not."""
-        folders = (folder for folder in self.known[name].folder.glob("*/") if folder.is_dir())
-        return sorted((folder.name for folder in folders if folder.name.isdecimal()), key=int)
-
     def refuse_readiness(self) -> None:
         """Makes readiness checks fail because the service is about to end; still accepts requests."""
         self._not_ready = True

@@ -273,7 +273,7 @@ NO_ANSWERS: dict[str, tuple[Callable[[Client], object], list[Any]]] = {
         lambda client: client.predict(PHOTO, top_k=2),
         [
             {"prediction": "Soup"},
-            *({"prediction": "Soup", "probability": wrong} for wrong in (7, True, "high", None)),
+            *({"prediction": "Soup", "probability": wrong} for wrong in (7, 10**400, True, "1", None)),
             {"prediction": 1, "probability": 0.5},
             *({**BEST, "top": top} for top in TOPS),
             *([], 7, None, {}),

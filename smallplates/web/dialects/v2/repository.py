@@ -91,8 +91,8 @@ class Repository:
         rows = []
         for entry in self._catalog.entries.values():
             rows.append((entry.name, entry.version, "READY", entry.model.asleep))
-            others = service.versions(entry.model.description.name)[:MAX_VERSIONS]
-            others = [version for version in others if version != entry.version]
+            versions = entry.model.handle.model.versions[:MAX_VERSIONS]
+            others = [version for version in versions if version != entry.version]
             rows += [(entry.name, other, "UNAVAILABLE", "not loaded") for other in others]
         for own, model in service.known.items():
             if own not in service.models:

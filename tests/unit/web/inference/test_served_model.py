@@ -1,7 +1,9 @@
 """Where a model's images are decoded, and what an admitted request holds."""
 
 import asyncio
+import shutil
 import time
+from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock, Mock
 
 import numpy as np
@@ -15,6 +17,7 @@ from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
 from smallplates.tasks.base import Prepared
 from smallplates.tasks.image_classification import image_signatures
+from smallplates.web.api.catalog import entries_of
 from smallplates.web.inference.served_model import Input, RequestOptions, ServedModel, Traffic
 from smallplates.web.metrics import Metrics
 from tests import pictures
@@ -216,6 +219,14 @@ def test_a_model_that_waits_for_its_last_request_takes_no_other(admitting: Serve
         assert admitting.client.close.called  # type: ignore[attr-defined]
 
     asyncio.run(main())
+
+
+def test_a_model_is_listed_although_its_folder_is_gone(model: Model, tmp_path: Path) -> None:
+    folder = shutil.copytree(model.folder, tmp_path / "model")
+    entry, *_ = entries_of(served(Model.read(folder), "cpu", 5.0, 2, 1))
+    changed = int(folder.stat().st_mtime)
+    shutil.rmtree(folder)
+    assert entry.card["created"] == changed
 
 
 def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:

@@ -20,6 +20,7 @@ from smallplates.web.api.columns import Output, call_of
 from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import grpc_messages
 from smallplates.web.dialects.v2.codec import decode, encode
+from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from tests.unit.web.api.entries import ARRAY, MOST, PHOTO, TEXTS, tensors
 
@@ -119,6 +120,19 @@ def test_an_axis_without_elements_is_explained(shape: list[int], explained: bool
     with pytest.raises(InvalidRequestError, match=r"\[N, 3, -1\] or \[3, -1\], not") as caught:
         decode(json.dumps({"inputs": [tensor]}).encode(), None, tensors("FP32", (3, -1), (3, 9)), MOST)
     assert ("a size of 1 or more" in caught.value.detail) == explained
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+@pytest.mark.parametrize("shape", [[-1, -1], [1, -1, -1], [1, -1, 1], [1, -2, -2]])
+def test_grpc_s_sizes_may_not_be_negative(shape: list[int], is_raw: bool) -> None:
+    request = pb.ModelInferRequest(model_name="model")
+    tensor = request.inputs.add(name="i", datatype="FP32", shape=shape)
+    if is_raw:
+        request.raw_input_contents.append(bytes(4))
+    else:
+        tensor.contents.fp32_contents.append(0)
+    with pytest.raises(InvalidRequestError, match="must have the shape"):
+        grpc_messages.decode(request, tensors("FP32", (-1, -1), (8, 8)), MOST)
 
 
 def test_numbers_are_a_view_of_the_body() -> None:

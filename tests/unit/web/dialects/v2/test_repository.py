@@ -1,12 +1,19 @@
-"""What a client may ask for when it loads a model; nothing of it is ignored."""
+"""The models that are listed, and what a client may ask for when it loads one."""
 
 import json
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from smallplates.errors import InvalidRequestError
-from smallplates.web.dialects.v2.repository import version_to_load
+from smallplates.models.description import ModelDescription
+from smallplates.models.folder import Model
+from smallplates.settings import Settings
+from smallplates.web.api.catalog import CatalogEntry
+from smallplates.web.dialects.v2.repository import Repository, version_to_load
+from smallplates.web.inference.service import InferenceService
 
 TWO = {"version_policy": {"specific": {"versions": [2]}}}
 
@@ -63,3 +70,15 @@ def test_a_long_name_is_not_sent_back() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         version_of(config={"x" * 100_000: 1})
     assert len(refused.value.detail) < 1000
+
+
+@pytest.mark.anyio
+async def test_a_model_may_be_unloaded_while_it_is_listed(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+    model = Model(tmp_path, ModelDescription(name="late", version="2", task="tensor"))
+    served = Mock(description=model.description, handle=Mock(model=model), asleep="")
+    listed = {"late": CatalogEntry("late", "2", True, 0, (), (), served)}
+    service = InferenceService(Settings(), Mock(shares_ports=False), {})
+    rows = await Repository(service, Mock(entries=listed)).index(False, "")
+    assert [(row["version"], row["state"]) for row in rows] == [("2", "READY"), ("1", "UNAVAILABLE")]
