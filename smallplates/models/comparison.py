@@ -33,13 +33,23 @@ def probabilities(expected: Array, found: Array) -> Difference:
     The mean is the total variation distance, half the sum of the absolute differences of all
     probabilities: 0 means the same answers; 1 nothing in common.
     """
-    if not np.isfinite(found).all():
+    if not np.isfinite((expected, found)).all():
         return Difference(math.inf, 1.0, False)
     if expected.shape[-1] == 1:  # the probability of a single class is its sigmoid, so 0 for the other
         expected, found = (np.concatenate((array, 0 * array), -1) for array in (expected, found))
     gaps = np.abs(softmax(expected) - softmax(found))
     has_same_best = np.array_equal(expected.argmax(-1), found.argmax(-1))
     return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)
+
+
+def independent(expected: Array, found: Array) -> Difference:
+    """Compares logits [..., classes] of classes that do not exclude each other by their probabilities.
+
+    A class that is far more probable would hide the others in a softmax.
+    """
+    pairs = (np.stack((array, 0 * array), -1) for array in (expected, found))
+    same = probabilities(expected, found).has_same_best
+    return probabilities(*pairs)._replace(has_same_best=same)
 
 
 def labels_of_tokens(expected: Array, found: Array) -> Difference:
@@ -55,7 +65,7 @@ def directions(expected: Array, found: Array) -> Difference:
 
     That is the distance of vectors of the length 1, sqrt(2 - 2 cosine): 0.02 is a cosine of 0.9998.
     """
-    if not np.isfinite(found).all():
+    if not np.isfinite((expected, found)).all():
         return Difference(math.inf, math.inf)
     one, other = (
         array / np.linalg.norm(array, axis=-1, keepdims=True).clip(1e-12) for array in (expected, found)
@@ -66,8 +76,8 @@ def directions(expected: Array, found: Array) -> Difference:
 
 def relative(expected: Array, found: Array) -> Difference:
     """Compares numbers of any meaning, as shares of the largest; infinities and NaN must match."""
-    finite = np.isfinite(expected)
-    if not np.array_equal(finite, np.isfinite(found)):
+    finite = np.isfinite(expected) & np.isfinite(found)
+    if not np.array_equal(expected[~finite], found[~finite], equal_nan=True):
         return Difference(math.inf, math.inf)
     exact, seen = (np.where(finite, array, 0).astype(np.float64) for array in (expected, found))
     scale = np.abs(exact).max(initial=np.finfo(np.float32).tiny)

@@ -139,10 +139,12 @@ class TokenClassification(TextTask):
             before, inner, behind = np.split(places, [part.start, part.stop])
             windows = [np.concatenate((before, inner[slice(*span)], behind)) for span in spans]
         arrays, count = self.arrays(encoding), sum(map(len, windows))
-        tokens = [*zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)]
+        ahead = len(passage.text) - len(reading.texts["text"]) if reading.side == "left" else 0
+        offsets = [(start + ahead, end + ahead) for start, end in encoding.offsets]
+        tokens = [*zip(encoding.ids, offsets, encoding.special_tokens_mask, strict=True)]
         return Prepared(
             [[array[window] for array in arrays] for window in windows],
-            replace(passage, text=reading.texts["text"], tokens=tokens, windows=windows),
+            replace(passage, tokens=tokens, windows=windows),
             truncated=reading.is_cut or count < len(encoding),
             tokens=count,
             runs_inline=count <= INLINE_TOKENS,

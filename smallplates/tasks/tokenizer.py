@@ -18,16 +18,15 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**6
 """Tokenisers without a limit state a larger number than this."""
 
-GENERAL = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes in transformers that leave the normalizer as `tokenizer.json` has it."""
 
-
 OF_BERT = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
-"""Field of `tokenizer_config.json` -> attribute of BERT's normalizer."""
+"""Field of `tokenizer_config.json` -> attribute of BERT's normalizer, and its default."""
 
 
 class TokenizerConfig(File):
@@ -46,13 +45,16 @@ class TokenizerConfig(File):
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
         first, second = tokenizer.normalizer, tokenizer.pre_tokenizer
-        space = self.add_prefix_space
-        if self.tokenizer_class not in GENERAL and isinstance(first, BertNormalizer):
-            for field, attribute in OF_BERT.items():
-                if (value := getattr(self, field)) is not None:
-                    setattr(first, attribute, value)
-        if space is not None and isinstance(second, ByteLevel):
-            second.add_prefix_space = space
+        is_general, applied = self.tokenizer_class in GENERAL, self.model_fields_set
+        if self.tokenizer_class and not is_general:
+            applied = {*type(self).model_fields}  # the class has defaults for what the file leaves out
+        if isinstance(first, BertNormalizer) and not is_general:
+            for field, (attribute, default) in OF_BERT.items():
+                value = getattr(self, field)
+                if field in applied:
+                    setattr(first, attribute, default if value is None else value)
+        if isinstance(second, ByteLevel) and "add_prefix_space" in applied:
+            second.add_prefix_space = bool(self.add_prefix_space)
 
 
 class AddedToken(BaseModel):

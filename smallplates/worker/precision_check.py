@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smallplates.errors import ConfigurationError
-from smallplates.models.comparison import Compare, difference, relative
+from smallplates.models.comparison import Compare, difference, independent, probabilities, relative
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
@@ -103,7 +103,9 @@ def samples(model: Model, signature: Signature) -> Samples:
 
 def comparison_for(model: Model) -> Compare:
     """Returns the function that compares the outputs of a model's task."""
-    return kind_of(model.description.task).compare or relative
+    compare, text = kind_of(model.description.task).compare or relative, model.description.text
+    is_independent = compare is probabilities and text is not None and text.activation == "sigmoid"
+    return independent if is_independent else compare
 
 
 def random_inputs(signature: Signature, count: int, length: int) -> list[Array]:

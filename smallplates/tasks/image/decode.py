@@ -193,8 +193,9 @@ class ImageDecoder:
     def _start(self, length: int, crop: int) -> int:
         """Returns where the centre crop starts along a side; negative if the side is shorter."""
         rest = (length - crop) / 2
-        down = self.pipeline.crop_rounding == "down" or rest < 0
-        return math.floor(rest) if down else round(rest)
+        if self.pipeline.crop_rounding == "down":
+            return math.floor(rest)
+        return round(rest) if rest > 0 else math.ceil(rest)
 
     def _transform(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Resizes and crops in one step, which samples only the crop's pixels; then enlarges.

@@ -11,6 +11,8 @@ from smallplates.models.comparison import (
     Difference,
     difference,
     directions,
+    independent,
+    labels_of_tokens,
     probabilities,
     relative,
 )
@@ -62,4 +64,23 @@ def test_another_most_probable_class_is_said_however_close_it_was() -> None:
 def test_infinities_must_be_in_the_same_places() -> None:
     expected = np.array([[1, np.inf]], np.float32)
     assert relative(expected, expected) == Difference(0, 0)
-    assert relative(expected, np.array([[1, 2]], np.float32)).worst == math.inf
+    for other in (2, -np.inf, np.nan):
+        assert relative(expected, np.array([[1, other]], np.float32)).worst == math.inf
+    missing = np.array([[1, np.nan]], np.float32)
+    assert relative(missing, missing) == Difference(0, 0)
+
+
+@pytest.mark.parametrize("compare", [probabilities, independent, labels_of_tokens, directions, relative])
+def test_numbers_do_not_agree_with_nan(compare: Compare) -> None:
+    broken = np.full_like(LOGITS, np.nan)
+    for pair in ((broken, LOGITS), (LOGITS, broken)):
+        assert compare(*pair).worst == math.inf
+
+
+def test_classes_that_do_not_exclude_each_other_are_compared_one_by_one() -> None:
+    expected, found = (np.array([[12, each, -9]], np.float32) for each in (0, math.log(3)))
+    assert probabilities(expected, found).worst < 0.001
+    gap = independent(expected, found)
+    assert gap[:2] == pytest.approx((0.25, 0.25 / 3), abs=1e-6)
+    assert gap.has_same_best
+    assert not independent(expected, expected[:, ::-1]).has_same_best

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import InternalError, InvalidTextError, TextTooLongError
@@ -132,9 +133,11 @@ CASED, NO_SPACE = {**BERT, "do_lower_case": False}, {"add_prefix_space": False}
     ("tokenizer", "text", "other", "options"),
     [
         (exports.word_piece, "WARM", "warm", CASED),
+        (exports.word_piece, "WARM", "warm", {"do_lower_case": False}),
         (exports.word_piece, "wärm", "warm", {**BERT, "strip_accents": False}),
         (exports.word_piece, "今天", "今 天", {**BERT, "tokenize_chinese_chars": False}),
         (exports.byte_level, "warm", " warm", NO_SPACE),
+        (exports.byte_level, "warm", " warm", {"tokenizer_class": "RobertaTokenizer"}),
     ],
 )
 def test_steps_of_the_tokeniser_are_those_of_its_configuration(
@@ -146,6 +149,28 @@ def test_steps_of_the_tokeniser_are_those_of_its_configuration(
         task = loaded(folder)
         differ = tokens(task, text=text)[0] != tokens(task, text=other)[0]
         assert differ == (stated is options)
+
+
+@pytest.mark.parametrize(
+    ("lower", "strip", "options", "is_same"),
+    [
+        (False, False, BERT, True),
+        (True, False, {**BERT, "strip_accents": None}, True),
+        (True, True, CASED, False),
+        (False, False, {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True}, False),
+        (False, False, {}, False),
+    ],
+)
+def test_a_class_of_bert_has_defaults_for_what_its_configuration_leaves_out(
+    tmp_path: Path, lower: bool, strip: bool, options: dict[str, Any], is_same: bool
+) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.normalizer = BertNormalizer(lowercase=lower, strip_accents=strip)
+    folder = exports.saved(tmp_path / "made", tokenizer, {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    task = loaded(folder)
+    text = "wärm" if strip or lower else "WÄRM"
+    assert (tokens(task, text=text)[0] == tokens(task, text="warm")[0]) == is_same
 
 
 def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:

@@ -133,3 +133,12 @@ def test_tokens_may_change_their_label_only_if_two_are_as_probable() -> None:
     assert labels_of_tokens(expected, found).worst < 0.01
     found[1, 2] = [0, 0, 0, 9]
     assert labels_of_tokens(expected, found).worst > 0.7
+
+
+def test_places_count_from_the_beginning_of_a_text_that_is_cut_there(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    text = "bread " * 4000 + "Warm soup"
+    for strategy in ("none", "max"):
+        entities = found(folder, text, {"long_text": "truncate"}, aggregation_strategy=strategy)
+        assert text[entities[-1]["start"] : entities[-1]["end"]] in ("soup", "Warm soup")

@@ -11,7 +11,7 @@ import pytest
 
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.engine.backend import Trial
-from smallplates.models.comparison import Compare, probabilities, relative
+from smallplates.models.comparison import Compare, independent, probabilities, relative
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature, TensorSpec
 from smallplates.settings import ROOT, Settings
@@ -103,6 +103,14 @@ def test_texts_are_compared_up_to_their_most_tokens() -> None:
     assert model.description.text_pipeline.max_tokens == 256
     assert [size for size, _ in made.further()][2:] == [1, 2, 3, 7, 16, 32, 64, 256]
     assert {array.shape for array in made.inputs} == {(8, 32)}
+
+
+def test_classes_of_a_sigmoid_are_compared_one_by_one() -> None:
+    model = Model.read(ROOT / "models" / "sentiment")
+    assert precision_check.comparison_for(model) is probabilities
+    changed = model.description.text_pipeline.model_copy(update={"activation": "sigmoid"})
+    model.description = model.description.model_copy(update={"text": changed})
+    assert precision_check.comparison_for(model) is independent
 
 
 def test_what_needs_too_much_memory_is_not_made_up() -> None:

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,6 +27,16 @@ def test_a_thread_of_a_picture_does_not_grow_without_bound(size: tuple[int, int]
     data = pictures.encode(Image.new("RGB", size), "PNG")
     with pytest.raises(ImageTooLargeError):
         ImageDecoder(stretched, LIMIT).decode(data)
+
+
+@pytest.mark.parametrize(("rounding", "border"), [("nearest", 7), ("down", 8)])
+def test_an_odd_border_is_narrower_on_the_left_as_in_torchvision_or_wider_as_in_transformers(
+    rounding: Literal["nearest", "down"], border: int
+) -> None:
+    pipeline = ImagePipeline(resize=33, center_crop=48, crop_rounding=rounding, **IDENTITY)
+    data = pictures.encode(Image.new("RGB", (33, 33), "white"), "PNG")
+    shades = ImageDecoder(pipeline, LIMIT).decode(data)[24, :, 0]
+    assert np.flatnonzero(shades).tolist() == [*range(border, border + 33)]
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "AVIF"])
