@@ -143,7 +143,8 @@ def means_lost(graph: onnx.ModelProto, photos: Reader) -> dict[str, NDArray[np.f
         weights = numpy_helper.to_array(constants[node.input[1]])
         flipped = node.op_type == "Gemm" and not any(a.name == "transB" and a.i for a in node.attribute)
         others = tuple(axis for axis in range(weights.ndim) if axis != int(flipped))
-        scale = np.maximum(np.abs(weights).max(others, keepdims=True), 1e-30) / 127
+        steps = np.abs(weights).max(others, keepdims=True) / 127
+        scale = np.maximum(steps, np.finfo(weights.dtype).tiny)  # a channel's weights may all be 0
         taken = weights - np.round(weights / scale) * scale
         name = f"{node.name}_twin"
         twins.graph.initializer.append(numpy_helper.from_array(taken, f"{name}_weights"))

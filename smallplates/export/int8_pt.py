@@ -59,8 +59,9 @@ def write(model: Model, pixels: NDArray[np.uint8], out: Path, first: int) -> lis
             for image in images:
                 body(network.reduce(image))
             for layer, means in lost.items():
-                mean = torch.stack(means).mean(0)
-                layer.bias = nn.Parameter(mean if layer.bias is None else layer.bias + mean)
+                if means:  # attention uses the weights of its last layer without calling it
+                    mean = torch.stack(means).mean(0)
+                    layer.bias = nn.Parameter(mean if layer.bias is None else layer.bias + mean)
             network.body = convert_fx(body)
             script = torch.jit.trace(network, example.contiguous(**CHANNELS_LAST))
             save(torch.jit.freeze(script), out)

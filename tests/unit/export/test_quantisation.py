@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 from torch.ao.quantization.quantize_fx import convert_fx
-from torchvision.models import get_model
+from torchvision.models import VisionTransformer, get_model
 from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
@@ -442,6 +442,20 @@ def test_pytorchs_biases_make_up_for_rounded_weights(
             int8_pt.write(model, pixels, out, first)
             actual = torch.jit.load(out)(tensors).mean(0)
             torch.testing.assert_close(actual, network(tensors).mean(0), atol=0.01, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_pytorch_takes_attention_whose_last_layer_is_not_called(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = VisionTransformer(
+        **{"image_size": SIDE, "patch_size": 8, "num_layers": 2, "num_heads": 2},
+        **{"hidden_dim": 8, "mlp_dim": 8, "num_classes": 3},
+    )
+    monkeypatch.setattr(int8_pt, "read_network", lambda _model: Network(body, None).eval())
+    pixels = np.random.default_rng(0).integers(0, 256, (4, SIDE, SIDE, 3), np.uint8)
+    int8_pt.write(Model.read(exported), pixels, tmp_path / "int8.pt", 2)
+    assert (tmp_path / "int8.pt").is_file()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
