@@ -94,7 +94,7 @@ accuracy: .venv/dev-all.installed  ## of all of models/, in every precision; DAT
 	$(BIN)/python -m training.evaluate $(DATA)
 
 quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with the photos of DATA
-	$(BIN)/python -m smallplates quantize $(MODEL) --calibrate $(DATA)/data/food11-64/train.zip \
+	$(BIN)/python -m smallplates quantize $(MODEL) --calibrate $(DATA)/data/food-sharp/train.zip \
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower

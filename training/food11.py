@@ -111,7 +111,8 @@ def main(
         temperature=temperature,
     )
     evaluate.main(data_dir, [out], write=True)
-    export.quantise(out, zips / "train.zip", zips / "val.zip", photos=EVERY_PHOTO)
+    sharp_photos = data_dir / "data" / "food-sharp" / "train.zip"
+    export.quantise(out, sharp_photos, zips / "val.zip", photos=EVERY_PHOTO)
     figures = {
         "body_size": photos.BODY_SIZE,
         "temperature": f"{temperature:.2f}",

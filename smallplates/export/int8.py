@@ -28,7 +28,7 @@ from smallplates.models.folder import Model
 MAX_CALIBRATION_PHOTOS = 200
 ONNX: tuple[Kind, Kind] = ("model.onnx", "model_quantized.onnx")
 PT: tuple[Kind, Kind] = ("model.safetensors", "model_quantized.pt")
-PT_FP32_LAYERS = (0, 2, 4, 8)
+PT_FP32_LAYERS = (int8_onnx.FIRST, 4, 8)
 """Numbers of first layers that stay in fp32, tried until the file is fit."""
 
 
