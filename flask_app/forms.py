@@ -194,7 +194,7 @@ def form_field(
         rows=4 if kind == "json" else 2,
         value=initial(kind, default),
         example=example,
-        whole="integer" in (schema.get("type"), schema.get("items", {}).get("type")),
+        whole="integer" in (schema.get("type"), resolve(schema.get("items"), root).get("type")),
         choices=tuple(choices),
         minimum=schema.get("minimum"),
         maximum=schema.get("maximum"),
@@ -266,8 +266,10 @@ def file(field: FormField, content: bytes) -> str | None:
 
 
 def number(field: FormField, text: str) -> float | int | None:
-    """Returns a number; None for a field that was left empty. Raises UploadError."""
+    """Returns a number; None for a field that may be left empty. Raises UploadError."""
     if not text.strip():
+        if field.required:
+            raise invalid(field, "fill in this field")
         return None
     try:
         value = int(text) if field.whole else float(text)

@@ -107,23 +107,22 @@ class ModelCatalog:
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._described: object = None
-        self._entries: dict[str, CatalogEntry] = {}
+        self._described: tuple[object, dict[str, CatalogEntry]] = (None, {})
 
     @property
     def entries(self) -> dict[str, CatalogEntry]:
         """Entries by name: the default model's first, and for each model its own name first."""
         models = self._service.models
-        if self._described is not models:
+        described, named = self._described
+        if described is not models:
             entries = [entry for model in models.values() for entry in entries_of(model)]
             first = {entry.name: entry for entry in reversed(entries)}
             named = {entry.name: first[entry.name] for entry in entries}
             for alias, name in self._service.settings.aliases.items():
                 if name in named:
                     named.setdefault(alias, replace(named[name], name=alias))
-            self._entries = named
-            self._described = models
-        return self._entries
+            self._described = models, named  # at once, because threads look for models, too
+        return named
 
     @property
     def names(self) -> dict[str, Model]:

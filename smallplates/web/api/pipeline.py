@@ -209,14 +209,7 @@ class Pipeline:
 
         Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
         """
-        if isinstance(find, Target):
-            target = find
-        elif body.size <= LARGE:
-            target = find(await body.decompress())
-        else:
-            search = partial(find, await body.decompress())
-            while (target := await self.service.threads.run(search, options.bulk)).model.is_leaving:
-                pass  # it was replaced before the thread had returned it
+        target = find if isinstance(find, Target) else await self._find(find, body, options.bulk)
         model = target.model
         context.model = model.description.name
         with model:  # answers requests that have found it, even if it is replaced meanwhile
@@ -235,6 +228,20 @@ class Pipeline:
                     answer = await model.infer(call.tensors, options, slots)
         context.inference = answer.timings
         return call, answer
+
+    async def _find(self, find: Callable[[Any], Target[C]], body: Body, bulk: bool) -> Target[C]:
+        """Returns the model for a body, which a thread reads if it is large.
+
+        If the models change meanwhile, this looks again, because the one that was found may be closed.
+        """
+        content = await body.decompress()
+        if body.size <= LARGE:
+            return find(content)
+        while True:
+            models = self.service.models
+            target = await self.service.threads.run(partial(find, content), bulk)
+            if models is self.service.models:
+                return target
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -135,9 +135,6 @@ class ServedModel:
         self.draining = False
         """Whether new requests are refused because the service is shutting down."""
 
-        self.is_leaving = False
-        """Whether it only waits for its requests to be answered: no further request may use it."""
-
         most_ms = self.settings.max_wait_ms
         self._waits = Waits(most_ms), Waits(most_ms)  # interactive, bulk
         self._threads = threads
@@ -180,7 +177,6 @@ class ServedModel:
 
     async def close(self) -> None:
         """Releases the engine once every request that uses this model has been answered."""
-        self.is_leaving = True
         if self._requests:
             self._left = asyncio.Event()
             await self._left.wait()

@@ -220,7 +220,7 @@ class InferenceService:
 
     async def drain(self) -> None:
         """Returns when every accepted request has been answered."""
-        for model in self.models.values():
+        for model in (*self.models.values(), *self._leaving):
             await model.client.drain()
 
     @property

@@ -62,8 +62,9 @@ def messages_at_once(settings: Settings) -> int:
 
 
 def reschedule(limit: asyncio.Timeout, when: float | None) -> None:
-    """Moves a time limit to `when`, a time of the event loop, unless the limit has expired."""
-    if not limit.expired():
+    """Moves a time limit to `when`, a time of the event loop, unless the limit has passed."""
+    end = limit.when()
+    if end is None or end > asyncio.get_running_loop().time():
         limit.reschedule(when)
 
 

@@ -1,7 +1,9 @@
 """Time limits of requests, and clients that disconnect before the answer, without a connection."""
 
 import asyncio
+import gzip
 import threading
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
@@ -12,8 +14,9 @@ from starlette.requests import ClientDisconnect
 from smallplates.errors import DrainingError, InvalidRequestError
 from smallplates.settings import Settings
 from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
-from smallplates.web.http.body import LARGE
+from smallplates.web.http.body import LARGE, Body
 from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import RequestOptions
 from smallplates.web.inference.thread_pool import ThreadPool
 
 pytestmark = pytest.mark.anyio
@@ -127,20 +130,6 @@ async def test_only_requests_after_the_beginning_of_a_drain_are_refused(
     assert model.refuse_if_full.called is known
 
 
-async def test_a_model_that_was_replaced_while_a_thread_searched_for_it_is_not_used(
-    model: MagicMock,
-) -> None:
-    replaced, model.is_leaving = MagicMock(is_leaving=True), False
-    find = MagicMock(side_effect=[Target(replaced, lambda _: Call()), Target(model, lambda _: Call())])
-    threads = ThreadPool(1)
-    threads.start()
-    pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
-    await pipeline.http(Client(True, bytes(LARGE + 1)).request, find)
-    threads.close()
-    assert model.predict.called
-    assert not replaced.admitted.called
-
-
 async def test_a_client_that_leaves_while_its_body_is_decoded(model: MagicMock) -> None:
     gate, begun, threads, client = (
         threading.Event(),
@@ -168,3 +157,45 @@ async def test_a_client_that_leaves_while_its_body_is_decoded(model: MagicMock) 
         gate.set()
         threads.close()
     assert not model.predict.called
+
+
+@pytest.fixture
+def service() -> MagicMock:
+    """A service whose threads are only counted."""
+
+    async def run(work: Callable[[], Any], _: bool) -> Any:  # of any type
+        return work()
+
+    return MagicMock(settings=Settings(), threads=MagicMock(run=AsyncMock(side_effect=run)))
+
+
+@pytest.mark.parametrize("coding", [None, "gzip"])
+async def test_a_body_that_is_large_is_searched_for_its_model_on_a_thread(
+    service: MagicMock, model: MagicMock, coding: str | None
+) -> None:
+    pipeline, target = Pipeline(service), Target(model, lambda _: Call(), inline_bytes=None)
+    content = bytes(LARGE + 1)
+    with Body(pipeline.reader, coding, gzip.compress(content) if coding else content) as body:
+        body.hold(len(body.content))
+        await pipeline.answer(RequestContext("id"), RequestOptions(1000), lambda _: target, body)
+    service.threads.run.assert_awaited_once()
+
+
+async def test_a_model_that_is_replaced_while_a_thread_finds_it_is_not_called(
+    service: MagicMock, model: MagicMock
+) -> None:
+    replaced = MagicMock()
+
+    def find(_: bytes) -> Target[Call]:
+        found = service.models["model"]
+        if found is replaced:
+            service.models = {"model": model}
+        return Target(found, lambda _: Call(), inline_bytes=None)
+
+    service.models = {"model": replaced}
+    pipeline = Pipeline(service)
+    with Body(pipeline.reader, content=bytes(LARGE + 1)) as body:
+        body.hold(len(body.content))
+        await pipeline.answer(RequestContext("id"), RequestOptions(1000), find, body)
+    assert not replaced.__enter__.called
+    model.predict.assert_awaited_once()

@@ -207,20 +207,6 @@ def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedM
         asyncio.run(main())
 
 
-def test_a_model_that_waits_for_its_last_request_takes_no_other(admitting: ServedModel) -> None:
-    async def main() -> None:
-        admitting.client.drain = AsyncMock()  # type: ignore[method-assign]
-        with admitting:
-            closing = asyncio.ensure_future(admitting.close())
-            await asyncio.sleep(0)
-            assert admitting.is_leaving
-            assert not admitting.client.close.called  # type: ignore[attr-defined]
-        await closing
-        assert admitting.client.close.called  # type: ignore[attr-defined]
-
-    asyncio.run(main())
-
-
 def test_a_model_is_listed_although_its_folder_is_gone(model: Model, tmp_path: Path) -> None:
     folder = shutil.copytree(model.folder, tmp_path / "model")
     entry, *_ = entries_of(served(Model.read(folder), "cpu", 5.0, 2, 1))

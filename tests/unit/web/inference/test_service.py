@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -70,6 +70,27 @@ async def test_an_engine_that_is_discarded_never_serves(
     model.release.assert_called_once()
     await service.serve(1)
     assert service.models == {}
+
+
+async def test_a_drain_waits_for_the_requests_of_a_model_that_was_replaced(
+    service: InferenceService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = asyncio.Event()
+    old, new = Mock(), Mock(report=reported())
+    for model in (old, new):
+        model.description.name, model.client.drain = "fake", AsyncMock()
+    old.close = old.client.drain = AsyncMock(side_effect=answered.wait)
+    service.models = {"fake": old}
+    monkeypatch.setattr(inference_service, "ServedModel", Mock(return_value=new))
+    await service.prepare(handle_of(1))
+    await service.serve(1)
+    draining = asyncio.ensure_future(service.drain())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert service.models == {"fake": new}
+    assert not draining.done()
+    answered.set()
+    await draining
 
 
 def write_model(folder: Path, version: str, title: str = "") -> None:

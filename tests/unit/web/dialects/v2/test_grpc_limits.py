@@ -185,6 +185,26 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_room() -> None:
+    async def same(message: bytes) -> bytes:
+        return message
+
+    streams, clients = Streams(limits()), [Client() for _ in range(5)]
+    serving = [asyncio.ensure_future(streams.serve(client, same)) for client in clients[:4]]
+    await settled(lambda: len(streams._idle) == 4)
+    await turns(10)  # until all of them read
+    serving.append(asyncio.ensure_future(streams.serve(clients[4], same)))
+    clients[0].sent.put_nowait(b"message")  # is read after the first stream was told to end
+    with pytest.raises(SlowBodyError, match="another stream needs its place"):
+        async with asyncio.timeout(20):
+            await serving[0]
+    for client in clients[1:]:
+        client.sent.put_nowait(None)
+    await asyncio.gather(*serving[1:])
+    assert (streams._open, streams._idle) == (0, {})
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("reads", [True, False])
 async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     assert grpc_limits.IDLE_S > 60
