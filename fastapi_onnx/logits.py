@@ -19,9 +19,13 @@ LAYOUT = {
 
 
 def check_logits(graph: onnx.GraphProto, names: Iterable[str]) -> None:
-    """Raises ConfigurationError if one of these outputs comes from a softmax or a sigmoid."""
+    """Raises ConfigurationError if one of these outputs comes from a softmax or a sigmoid.
+
+    Where the graph has no output of that name, the first one is served.
+    """
     makers = {output: node for node in graph.node for output in node.output}
-    for name in names:
+    outputs = [value.name for value in graph.output]
+    for name in (name if name in outputs else outputs[0] for name in names):
         node = makers.get(name)
         while node is not None and node.op_type in LAYOUT:
             node = makers.get(node.input[0])

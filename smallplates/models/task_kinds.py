@@ -95,7 +95,7 @@ KINDS = (
         outputs={"logits": ("label",)},
         is_pair=True,
         plain_graph=True,
-        compare=probabilities,
+        compare=relative,  # requests compare the logits of different pairs
     ),
     TaskKind(
         TEXT_CLASSIFICATION,

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
 from fastapi_onnx.backend import OnnxBackend
-from smallplates.errors import InternalError, InvalidTextError, TextTooLongError
+from smallplates.errors import ConfigurationError, InternalError, InvalidTextError, TextTooLongError
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import BEHIND_PADDING
@@ -195,6 +195,18 @@ def test_the_longest_text_is_one_that_the_graph_computes(
     assert loaded(folder).limits["tokens"] == tokens
     with pytest.raises(TextTooLongError, match=f"at most {tokens} are accepted"):
         loaded(folder).preprocess({"text": "warm " * (tokens - 1)})
+
+
+@pytest.mark.parametrize("name", ["logits", "probabilities"])
+def test_a_graph_that_returns_probabilities_is_refused(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path)
+    made = graphs.text_classifier(exports.embeddings(WORD_PIECE))
+    made.graph.node[-1].output[0] = "logits" if name == "probabilities" else "sum"
+    made.graph.node.append(graphs.node("Softmax", made.graph.node[-1].output[0], name))
+    made.graph.output[0].name = name
+    graphs.saved(made, folder)
+    with pytest.raises(ConfigurationError, match=f"{name} has probabilities.* remove the Softmax"):
+        planned(folder)
 
 
 def test_a_graph_in_int8_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from smallplates.errors import ConfigurationError, RequestError
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
+from smallplates.worker import precision_check
 from tests import exports
 from tests.served_task import ServedTask, loaded
 
@@ -51,6 +52,12 @@ def test_independent_labels_are_compared_with_contradiction(tmp_path: Path) -> N
     assert found["scores"] == pytest.approx(expected)
     alone = answer(folder, candidate_labels=["warm"], hypothesis_template="{}")
     assert alone["scores"] == pytest.approx(expected[:1])
+
+
+def test_a_neutral_pair_does_not_hide_a_difference_from_fp32(tmp_path: Path) -> None:
+    compare = precision_check.comparison_for(Model.read(saved(tmp_path)))
+    expected, found = (np.array([[0, 9, entailment]], np.float32) for entailment in (0, 2))
+    assert compare(expected, found).worst > precision_check.MAX_DIFFERENCE
 
 
 def test_entailment_may_be_the_first_label(tmp_path: Path) -> None:
