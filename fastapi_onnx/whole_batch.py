@@ -107,6 +107,8 @@ class WholeBatch:
             trace.add(node.output, numbers, shapes or (numbers and kind in SIZED_BY_NUMBERS))
             if numbers and (kind.startswith("Reduce") or kind in ("ArgMax", "ArgMin")):
                 self._reduce(node)
+            if numbers and any(part.name == "training_mode" and part.i for part in node.attribute):
+                self.reductions[name_of(node)] = None  # a batch normalisation
 
     def _repeat(self, node: onnx.NodeProto, body: onnx.GraphProto, numbers: bool, shapes: bool) -> None:
         """Follows the numbers through the body of a Loop, a Scan or another repeated graph."""
