@@ -371,8 +371,12 @@ def test_a_loop_whose_end_all_items_choose_shares_no_batch(tmp_path: Path, batch
           node("ReduceMax", "f", "n", keepdims=1)], True),
         ([node("BatchNormalization", "x ones ones ones ones", "n mean var", training_mode=1)], False),
         ([node("BatchNormalization", "x ones ones ones ones", "n")], True),
+        ([node("TopK", "x columns", "n places", axis=0)], False),
+        ([node("TopK", "x columns", "n places")], True),
+        ([node("CumSum", "x rows", "n")], False),
     ],
-    ids=["all", "rows", "both", "none", "columns", "shape", "training", "inference"],
+    ids=["all", "rows", "both", "none", "columns", "shape", "training", "inference", "top", "row top",
+         "sums"],
 )  # fmt: skip
 def test_a_threshold_for_all_items_shares_no_batch(
     tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
