@@ -27,6 +27,9 @@ SIZED_BY_INPUTS = {
 }
 """Operators whose output's shape depends on their inputs from this place on."""
 
+BY_AXIS = {"ArgMax": 0, "ArgMin": 0, "CumSum": 0, "TopK": -1}
+"""Other operators whose result depends on all numbers of an axis, by default this one."""
+
 DECIDES = "items depend on each other: numbers of the whole batch decide what {} does"
 REDUCES = "items depend on each other: {} reduces the whole batch"
 
@@ -105,8 +108,10 @@ class WholeBatch:
             sources = node.input[SIZED_BY_INPUTS.get(kind, len(node.input)) :]
             shapes |= any(name in trace.numbers for name in sources)
             trace.add(node.output, numbers, shapes or (numbers and kind in SIZED_BY_NUMBERS))
-            if numbers and (kind.startswith("Reduce") or kind in ("ArgMax", "ArgMin")):
+            if numbers and (kind.startswith("Reduce") or kind in BY_AXIS):
                 self._reduce(node)
+            if numbers and any(part.name == "training_mode" and part.i for part in node.attribute):
+                self.reductions[name_of(node)] = None  # a batch normalisation
 
     def _repeat(self, node: onnx.NodeProto, body: onnx.GraphProto, numbers: bool, shapes: bool) -> None:
         """Follows the numbers through the body of a Loop, a Scan or another repeated graph."""
@@ -144,8 +149,8 @@ class WholeBatch:
     def _reduction_axes(self, node: onnx.NodeProto) -> list[int] | None:
         """Returns the axes that a node reduces; empty for all, None for no axis or unknown ones."""
         options = {part.name: onnx.helper.get_attribute_value(part) for part in node.attribute}
-        axes = options.get("axes", options.get("axis", 0 if node.op_type.startswith("Arg") else []))
-        if name := "".join(node.input[1:2]):
+        axes = options.get("axes", options.get("axis", BY_AXIS.get(node.op_type, [])))
+        if (name := "".join(node.input[1:2])) and node.op_type != "TopK":
             if name not in self._constants:
                 return None
             axes = self._constants[name]

@@ -369,8 +369,14 @@ def test_a_loop_whose_end_all_items_choose_shares_no_batch(tmp_path: Path, batch
         ([node("ReduceSum", "x columns", "n", keepdims=1)], True),
         ([node("Shape", "x", "s"), node("Cast", "s", "f", to=TensorProto.FLOAT),
           node("ReduceMax", "f", "n", keepdims=1)], True),
+        ([node("BatchNormalization", "x ones ones ones ones", "n mean var", training_mode=1)], False),
+        ([node("BatchNormalization", "x ones ones ones ones", "n")], True),
+        ([node("TopK", "x columns", "n places", axis=0)], False),
+        ([node("TopK", "x columns", "n places")], True),
+        ([node("CumSum", "x rows", "n")], False),
     ],
-    ids=["all", "rows", "both", "none", "columns", "shape"],
+    ids=["all", "rows", "both", "none", "columns", "shape", "training", "inference", "top", "row top",
+         "sums"],
 )  # fmt: skip
 def test_a_threshold_for_all_items_shares_no_batch(
     tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
@@ -383,6 +389,7 @@ def test_a_threshold_for_all_items_shares_no_batch(
         "rows": [0],
         "both": [-2, -1],
         "columns": [1],
+        "ones": np.ones(4, np.float32),
     }
     signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
     assert signature.is_batched is batched
