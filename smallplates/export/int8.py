@@ -25,7 +25,7 @@ from smallplates.export.photos import Photos
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 
-MAX_CALIBRATION_PHOTOS = 200
+MAX_CALIBRATION_PHOTOS = 300
 ONNX: tuple[Kind, Kind] = ("model.onnx", "model_quantized.onnx")
 PT: tuple[Kind, Kind] = ("model.safetensors", "model_quantized.pt")
 PT_FP32_LAYERS = (int8_onnx.FIRST, 4, 8)
