@@ -76,7 +76,7 @@ async def test_a_drain_waits_for_the_requests_of_a_model_that_was_replaced(
     service: InferenceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = asyncio.Event()
-    old, new = Mock(), Mock(report=reported())
+    old, new = Mock(), Mock(report=reported(), workers=1)
     for model in (old, new):
         model.description.name, model.client.drain = "fake", AsyncMock()
     old.close = old.client.drain = AsyncMock(side_effect=answered.wait)
