@@ -43,11 +43,14 @@ class Vectors(nn.Module):
         states = self.network(
             input_ids=input_ids, attention_mask=mask, return_dict=return_dict, **others
         )[STATES]
-        return {VECTOR: self.linear(pool(self.pooling, states, mask))}
+        return {VECTOR: self.linear(pool(self.pooling, states.float(), mask).to(states.dtype))}
 
 
 def pool(pooling: str, states: Tensor, attention_mask: Tensor) -> Tensor:
-    """Reduces states [N, T, size] to [N, size], as sentence-transformers does."""
+    """Reduces states [N, T, size] to [N, size], as sentence-transformers does.
+
+    In float16 the sum over a long text overflows, so `Vectors` calls it in float32.
+    """
     if pooling == "cls":
         return states[:, 0]
     mask = attention_mask[:, :, None].to(states.dtype)

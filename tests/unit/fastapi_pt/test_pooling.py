@@ -40,6 +40,20 @@ class Encoder(nn.Module):
         return {"last_hidden_state": self.states}
 
 
+@pytest.mark.parametrize("pooling", ["mean", "mean_sqrt_len_tokens"])
+def test_the_sum_over_a_long_text_does_not_overflow_in_half_precision(
+    tmp_path: Path, pooling: str
+) -> None:
+    model = Model.read(exports.encoded(tmp_path / "made", exports.word_piece(), {}))
+    pipeline = model.description.embedding_pipeline.model_copy(update={"pooling": pooling})
+    model.description = model.description.model_copy(update={"embedding": pipeline})
+    encoder = Encoder()
+    encoder.states = torch.full((1, 4096, 4), 20.0, dtype=torch.float16)
+    ids = torch.ones(1, 4096, dtype=torch.int64)
+    expected = torch.full((1, 4), 20.0 if pooling == "mean" else 20.0 * 64, dtype=torch.float16)
+    torch.testing.assert_close(Vectors(encoder, model).half()(ids, ids)[VECTOR], expected)
+
+
 @pytest.mark.parametrize("pooling", POOLED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_padding_does_not_count(pooling: str, dtype: torch.dtype) -> None:
