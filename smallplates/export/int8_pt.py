@@ -32,7 +32,6 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 
 METHOD = f"torch.ao, {ENGINE}"
-Heavy = nn.Conv2d | nn.Linear
 HEAVY = (nn.Conv2d, nn.Linear)
 WEIGHTS = default_per_channel_weight_observer.with_args(quant_min=-127, quant_max=127)
 """The library's own range begins at -128, and a channel's largest weight, 127.5 steps, is clipped."""
@@ -97,17 +96,17 @@ def with_observers(body: nn.Module, example: Tensor, fp32_layers: list[str]) -> 
     return result
 
 
-def watch_means_lost(body: nn.Module) -> dict[Heavy, list[Tensor]]:
+def watch_means_lost(body: nn.Module) -> dict[nn.Conv2d | nn.Linear, list[Tensor]]:
     """Returns the layers to be in int8; each adds to its list what rounding its weights takes from the
     mean of each channel [C], whenever it is called.
 
     (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019,
     section 4.2)
     """
-    lost: dict[Heavy, list[Tensor]] = {}
+    lost: dict[nn.Conv2d | nn.Linear, list[Tensor]] = {}
 
     def measure(
-        errors: Heavy, means: list[Tensor], _layer: object, inputs: tuple[Tensor], _output: object
+        errors: nn.Module, means: list[Tensor], _layer: object, inputs: tuple[Tensor], _output: object
     ) -> None:
         output = errors(*inputs)
         channels = 1 if isinstance(errors, nn.Conv2d) else output.dim() - 1
