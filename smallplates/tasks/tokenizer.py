@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -48,7 +49,8 @@ class TokenizerConfig(File):
         is_general, applied = self.tokenizer_class in GENERAL, self.model_fields_set
         if self.tokenizer_class and not is_general:
             applied = {*type(self).model_fields}  # the class has defaults for what the file leaves out
-        if isinstance(first, BertNormalizer) and not is_general:
+        is_bert = isinstance(first, BertNormalizer) and isinstance(tokenizer.model, WordPiece)
+        if is_bert and not is_general:  # HerBERT's class, of BPE, goes by tokenizer.json
             for field, (attribute, default) in OF_BERT.items():
                 value = getattr(self, field)
                 if field in applied:

@@ -173,6 +173,15 @@ def test_a_class_of_bert_has_defaults_for_what_its_configuration_leaves_out(
     assert (tokens(task, text=text)[0] == tokens(task, text="warm")[0]) == is_same
 
 
+def test_a_class_of_other_tokens_than_bert_keeps_its_normalizer(tmp_path: Path) -> None:
+    tokenizer = exports.byte_level()  # BPE with BERT's normalizer, as HerBERT has them
+    tokenizer.normalizer = BertNormalizer(lowercase=False, strip_accents=False)
+    folder = exports.saved(tmp_path / "made", tokenizer, {})
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "HerbertTokenizer"}')
+    task = loaded(folder)
+    assert tokens(task, text="WARM")[0] != tokens(task, text="warm")[0]
+
+
 def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     weights = np.random.default_rng(0).normal(size=(WORD_PIECE.get_vocab_size(), 3))
