@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import hypothesis
 import numpy as np
 import pytest
+import structlog
 from flask.testing import FlaskClient
 from numpy.typing import NDArray
 
+from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
@@ -17,6 +19,15 @@ from tests.browser.stub_api import StubApi, stub_api
 TOO_SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def log_format() -> Iterator[None]:
+    """Gives the next test the log's format from before this one, whatever order the tests run in."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    logger.cache_clear()
 
 
 @pytest.fixture(scope="module")
