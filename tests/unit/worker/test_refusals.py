@@ -99,7 +99,7 @@ def test_weights_among_the_inputs_and_a_fixed_batch_size_are_no_obstacle() -> No
 
 
 def test_sessions_share_the_weights_on_disk_and_answer_as_before(tmp_path: Path) -> None:
-    settings = Settings(device="cpu", cpu_runtime="onnxruntime")
+    settings = Settings(device="cpu", cpu_runtime="onnxruntime", precision="fp32")
     model = Model.read(settings.model_dir)
     alone, first, second = OnnxBackend(), OnnxBackend(), OnnxBackend()
     alone.load(model, settings)
