@@ -2,7 +2,8 @@
 
 The weights of matrix products are rounded, each column with a scale of its own; the activations are
 rounded while they are computed. That needs no calibration: sentences are for the verdict only. Classes
-are judged by how many are the same, vectors by their cosine, scores of a ranking by their difference.
+are judged by how many are the same, vectors by their cosine, scores of a ranking and of classes that do
+not exclude each other by their difference.
 """
 
 from dataclasses import dataclass
@@ -147,7 +148,9 @@ def verdict_on(int8: Path, model: Model, sentences: Sentences, method: str) -> I
         answers = activation(expected), activation(actual)
         noun = "tokens" if model.description.task == TOKEN_CLASSIFICATION else "texts"
         fields = comparison(model, *answers, sentences.labels, logits, samples, noun)
-        return Verdict(**fields, megabytes=sizes, method=method, fp32_nodes=[])
+        if activation is sigmoid and fields["fit"]:  # the same class says little: there may be only one
+            fields |= closeness(expected, actual)
+        return Verdict.model_validate({**fields, "megabytes": sizes, "method": method, "fp32_nodes": []})
     names = dict(zip(("fp32", "int8"), logits, strict=True))
     outputs = [np.concatenate([infer(one[None]) for one in samples]) for infer in logits]
     fields = (likeness if model.description.embedding else closeness)(expected, actual)
@@ -177,7 +180,7 @@ def likeness(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> dict
 
 
 def closeness(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> dict[str, Any]:
-    """Returns whether scores [N, 1] are nearly the same in int8 as in fp32."""
+    """Returns whether scores [N, ...] are nearly the same in int8 as in fp32."""
     gaps = np.abs(sigmoid(expected) - sigmoid(actual))
     mean, worst = float(gaps.mean()), float(gaps.max())
     return {

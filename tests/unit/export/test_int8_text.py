@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
@@ -187,3 +188,25 @@ def test_other_directions_and_scores_are_not_fit() -> None:
     scores = np.linspace(-8, 8, 50, dtype=np.float32)[:, None]
     assert closeness(scores, scores + np.float32(0.05))["fit"]
     assert not closeness(scores, scores + 1)["fit"]
+
+
+def test_classes_that_do_not_exclude_each_other_are_judged_by_their_probabilities(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("model.onnx", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(folder / name)
+    config = json.loads((folder / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    graph = onnx.load(tmp_path / "model.onnx")
+    (logits,) = (node for node in graph.graph.node if "logits" in node.output)
+    logits.output[0] = "before"
+    more = onnx.numpy_helper.from_array(np.float32(3), "more")
+    graph.graph.initializer.append(more)
+    graph.graph.node.append(onnx.helper.make_node("Add", ["before", "more"], ["logits"]))
+    given = tmp_path / "given.onnx"
+    onnx.save(graph, given)
+    sentences = tmp_path / "sentences.tsv"
+    sentences.write_text("\n".join(text_model.texts(20)))
+    said = export(tmp_path, "--calibrate", sentences, "--file", given)
+    assert f"{FILE}: NOT FIT; the scores of 20 texts differ from fp32" in said
