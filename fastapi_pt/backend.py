@@ -1,12 +1,10 @@
 """PyTorch backend, on the CPU or a CUDA GPU; the engine's workers load and call it."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fastapi_pt import huggingface
 from fastapi_pt.cpu import INT8, PLAIN, CpuNetwork
@@ -126,16 +124,6 @@ class TorchBackend:
         if isinstance(self._network, TokenNetwork):
             return self._network.infer(signature, inputs)
         return [self._network.infer(*inputs)]
-
-    def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """Makes the slots readable by the GPU; see `SlotReader`. Returns False on a CPU."""
-        return isinstance(self._network, CudaNetwork) and self._network.attach(slots)
-
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
-        """Starts to copy slots to the GPU; see `SlotReader`."""
-        assert isinstance(self._network, CudaNetwork)  # noqa: S101 attach comes first
-        compute = self._network.fetch(indices, size, place)
-        return lambda: [compute()]
 
     def trim(self) -> None:
         """Empties PyTorch's cache of GPU memory; a CPU has none."""

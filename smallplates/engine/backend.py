@@ -1,12 +1,9 @@
 """Backend protocol, implemented by `fastapi_onnx` and `fastapi_pt` and called by the workers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
 
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature
@@ -117,28 +114,6 @@ class WeightsReader(Protocol):
 
     def weights(self, model: Model) -> Iterable[Path]:
         """Returns all files with weights that it may load. Raises ConfigurationError."""
-
-
-@runtime_checkable
-class SlotReader(Protocol):
-    """Optional interface of a backend whose device reads the slots without a copy by the CPU.
-
-    It is used only for the first signature, if that has a single input of fixed size.
-    """
-
-    def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """Makes the input's slots, [S, height, width, 3], readable for the device until `close`.
-
-        Returns whether that succeeded.
-        """
-
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
-        """Starts copying the images in these slots into buffer `place`, 0 or 1.
-
-        Returns a function that waits for the copy and computes the outputs of the batch, padded to
-        `size`. Once that function has returned, nothing reads the slots any more. One thread may fetch
-        into one buffer while another thread computes the other buffer.
-        """
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from smallplates.engine.backend import Backend, SlotReader
+from smallplates.engine.backend import Backend
 from smallplates.engine.memory import Memory, SignatureSlots, State, TensorSlots, record, send
 from smallplates.logging import LEVELS, logger
 from smallplates.models.tensors import Array, Signature, TensorSpec, check_outputs
@@ -71,14 +71,11 @@ MAX_PADDING = 1.3
 class BatchBuffer:
     """Memory into which the inputs of one batch are copied; unused pages cost nothing."""
 
-    index: int
-    """0 or 1, since two batches may be in flight."""
-
     arrays: list[list[Array]]
     """[rows, *shape] for each input of each signature; 0 rows if the input's sizes vary."""
 
     @classmethod
-    def allocate(cls, memory: Memory, size: int, index: int) -> "BatchBuffer":
+    def allocate(cls, memory: Memory, size: int) -> "BatchBuffer":
         """Returns a buffer for batches of up to `size` items, or of a signature's fixed batch size."""
 
         def room(signature: Signature, spec: TensorSpec) -> Array:
@@ -86,7 +83,7 @@ class BatchBuffer:
             return np.zeros((rows, *spec.shape_at(signature.limits)), spec.dtype)
 
         signatures = memory.layout.signatures
-        return cls(index, [[room(tensors, spec) for spec in tensors.inputs] for tensors in signatures])
+        return cls([[room(tensors, spec) for spec in tensors.inputs] for tensors in signatures])
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,6 @@ class BatchExecutor:
         self.all_cores_backend: Backend | None = None
         """Loaded with one thread per core, for an item that is alone in the service; CPU only."""
 
-        self.reader: SlotReader | None = None
-        """The same object as `backend` if its device reads the slots directly, else None."""
-
         self.buckets: list[int] = []
         """Batch sizes that the GPU runs, ascending; empty on a CPU, which runs any size."""
 
@@ -136,7 +130,7 @@ class BatchExecutor:
         """Sets the batch cap, at most the largest bucket, and allocates the buffers."""
         self.set_cap(min(cap, self.buckets[-1]) if self.buckets else cap)
         count = 2 if self.device else 1
-        self._free_buffers = [BatchBuffer.allocate(self._memory, cap, index) for index in range(count)]
+        self._free_buffers = [BatchBuffer.allocate(self._memory, cap) for _ in range(count)]
 
     def close(self) -> None:
         """Stops the device's thread and closes the backends; no batch may be in flight."""
@@ -334,20 +328,15 @@ class BatchExecutor:
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
         sizes = self._padded_sizes(signature, slots)
-        infer: Compute
-        if self.reader is not None and tensors.index == 0:
-            infer = self.reader.fetch(slots, size, buffer.index)
-        else:
-            arrays = zip(tensors.inputs, buffer.arrays[tensors.index], strict=True)
-            # pad the batch with copies of its first item: leftovers in the buffer could make it fail,
-            # except leftover images, which are always valid
-            rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
-            inputs = [self._gather_input(tensor, rows, room, size, sizes) for tensor, room in arrays]
-            infer = partial(backend.infer, signature, inputs)
+        arrays = zip(tensors.inputs, buffer.arrays[tensors.index], strict=True)
+        # pad the batch with copies of its first item: leftovers in the buffer could make it fail,
+        # except leftover images, which are always valid
+        rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
+        inputs = [self._gather_input(tensor, rows, room, size, sizes) for tensor, room in arrays]
 
         def compute() -> Sequence[Array]:
             started = time.perf_counter()
-            outputs = infer()
+            outputs = backend.infer(signature, inputs)
             if is_only_request:
                 seconds = time.perf_counter() - started
                 self._trial.record(all_cores, seconds / signature.elements(sizes))

@@ -32,7 +32,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from smallplates.engine import topology
-from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, SlotReader, WeightsReader
+from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, WeightsReader
 from smallplates.engine.memory import Memory, State, generation_of, slot_of
 from smallplates.engine.report import PROFILE, REPORT, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
@@ -101,7 +101,6 @@ class Worker:
         threads = None if on_gpu or declared else topology.single_request_threads(settings)
         if on_gpu:
             executor.buckets = list(profile.batch_ms)
-            executor.reader = self._slot_reader(backend)
         elif threads and self._is_woken_first:
             executor.all_cores_backend = self._load_for_threads(model, threads)
             warmup.try_out(executor.all_cores_backend, slots.signatures)
@@ -164,13 +163,6 @@ class Worker:
     def _load_for_threads(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}
         return self._load_backend(model, self._settings.model_copy(update=changes))[0]
-
-    def _slot_reader(self, backend: Backend) -> SlotReader | None:
-        """Returns the backend if its device can read the first signature's slots directly."""
-        (first, *others) = self._memory.signatures[0].inputs
-        if others or first.spec.varies or not isinstance(backend, SlotReader):
-            return None
-        return backend if backend.attach(first.array) else None
 
     def _load_backend(self, model: Model, settings: Settings) -> tuple[Backend, BackendInfo]:
         backend: Backend = pkgutil.resolve_name(self._args.backend)()

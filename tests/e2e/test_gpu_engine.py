@@ -34,11 +34,10 @@ def together(url: str, folder: Path, pictures: list[bytes]) -> list[requests.Res
         return [future.result() for future in waiting]
 
 
-@pytest.mark.parametrize("reader", ["0", "1"])
 def test_batches_are_padded_to_the_sizes_that_warm_up_ran(
-    gpu_settings: dict[str, str], tmp_path: Path, reader: str
+    gpu_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    with fake_service({**gpu_settings, "FAKE_READER": reader}) as (url, _):
+    with fake_service(gpu_settings) as (url, _):
         assert requests.get(f"{url}/model", timeout=10).json()["gpus"] == []
         sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
         assert list(dict.fromkeys(sizes[:-1])) == [8, 4, 2, 1]  # the last is a tensor
@@ -48,11 +47,10 @@ def test_batches_are_padded_to_the_sizes_that_warm_up_ran(
         assert metric(url, "serving_batch_size_sum") == 6  # what was asked for, not the padding
 
 
-@pytest.mark.parametrize("reader", ["0", "1"])
 def test_answers_belong_to_their_questions_with_two_batches_under_way(
-    gpu_settings: dict[str, str], reader: str
+    gpu_settings: dict[str, str],
 ) -> None:
-    with fake_service({**gpu_settings, "FAKE_READER": reader, "FAKE_MS": "2"}) as (url, server):
+    with fake_service({**gpu_settings, "FAKE_MS": "2"}) as (url, server):
         finished = threading.Event()
 
         def kill() -> None:

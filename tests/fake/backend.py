@@ -5,15 +5,14 @@ other bits: a failure, see `Failure`. Green and blue are the class that is answe
 FAKE_MS milliseconds, divided by the threads if FAKE_SCALES=1, and FAKE_CPU_MS of a core. As long as the
 file FAKE_BROKEN exists nothing can be loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as
 long as FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims
-to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch. With
-FAKE_READER=1 it reads the slots itself.
+to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch.
 It also takes the commands as numbers: those of SEVERAL, and the first three of LENGTHS.
 """
 
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
@@ -75,7 +74,6 @@ class FakeBackend:
     def __init__(self) -> None:
         self.classes = 0
         self.seconds = 0.0
-        self.slots: NDArray[np.uint8] | None = None
 
     def weights(self, model: Model) -> list[Path]:
         """A file in the place of weights."""
@@ -149,19 +147,6 @@ class FakeBackend:
             if failure is Failure.NOT_FINITE:
                 row[:] = np.nan
         return logits
-
-    def attach(self, slots: NDArray[np.uint8]) -> bool:
-        """Reads them where FAKE_READER says so."""
-        self.slots = slots
-        return os.environ.get("FAKE_READER") == "1"
-
-    def fetch(self, indices: list[int], size: int, place: int) -> Callable[[], Sequence[Array]]:
-        """Pads with pictures of class 0."""
-        assert self.slots is not None
-        assert place in (0, 1)
-        batch = np.zeros((size, *self.slots.shape[1:]), np.uint8)
-        batch[: len(indices)] = self.slots[indices]
-        return lambda: [self.obey(batch)]
 
     def trim(self) -> None:
         """Nothing to give back."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from smallplates.engine.backend import Backend, SlotReader
+from smallplates.engine.backend import Backend
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -83,25 +83,6 @@ def test_tensors_take_the_same_network(load: Load, pixels: NDArray[np.uint8], pr
     close = TOLERANCE[precision]
     np.testing.assert_allclose(compute_logits(backend, photos), expected, atol=close, rtol=close)
     np.testing.assert_allclose(compute_logits(backend, pixels[:8]), expected, atol=close, rtol=close)
-    backend.close()
-
-
-@pytest.mark.parametrize("package", ["fastapi_pt"], indirect=True)
-def test_slots_are_read_by_the_device(load: Load, pixels: NDArray[np.uint8]) -> None:
-    backend = load(device="cuda", precision="fp16")
-    assert isinstance(backend, SlotReader)
-    slots = pixels.copy()
-    assert backend.attach(slots)
-    for indices in ([0, 1, 2], [5, 3, 9, 10], [63]):
-        other = backend.fetch([7], 4, 1)
-        (actual,) = backend.fetch(indices, 4, 0)()
-        other()
-        expected = compute_logits(backend, pixels[[*indices, *[0] * (4 - len(indices))]])[: len(indices)]
-        np.testing.assert_array_equal(actual[: len(indices)], expected)
-    slots[0] = 255 - slots[0]  # it looks again every time
-    (changed,) = backend.fetch([0], 1, 0)()
-    assert np.abs(changed - compute_logits(backend, pixels[:1])).max() > 0
-    backend.close()
     backend.close()
 
 

@@ -201,7 +201,7 @@ def test_classes_that_do_not_exclude_each_other_are_judged_by_their_probabilitie
     graph = onnx.load(tmp_path / "model.onnx")
     (logits,) = (node for node in graph.graph.node if "logits" in node.output)
     logits.output[0] = "before"
-    more = onnx.numpy_helper.from_array(np.float32(3), "more")
+    more = onnx.numpy_helper.from_array(np.array(3, np.float32), "more")
     graph.graph.initializer.append(more)
     graph.graph.node.append(onnx.helper.make_node("Add", ["before", "more"], ["logits"]))
     given = tmp_path / "given.onnx"

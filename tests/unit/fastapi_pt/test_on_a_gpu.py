@@ -52,26 +52,6 @@ class Device(contextlib.nullcontext[None]):
         Device.entered -= 1
 
 
-class Runtime:
-    """CUDA's runtime library, which pins memory or does not."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-        self.registered: list[int] = []
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 CUDA's
-        assert size > 0
-        assert flags == 0
-        assert Device.entered
-        self.registered.append(address)
-        return self.code
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        assert Device.entered
-        self.registered.remove(address)
-        return 0
-
-
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", Queue)
@@ -142,61 +122,6 @@ def test_a_size_that_does_not_fit_is_let_go(
         assert [bucket() for bucket in made] == [None]
     finally:
         gc.enable()
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
-    made = Runtime(0)
-    monkeypatch.setattr(cuda, "cudart", lambda: made)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: bool(made.registered))
-    return made
-
-
-@pytest.mark.usefixtures("processor")
-def test_slots_are_read_where_they_are(
-    model: Model, pixels: NDArray[np.uint8], expected: NDArray[np.float32], runtime: Runtime
-) -> None:
-    slots = pixels.copy()
-    network = network_of(model)
-    assert network.attach(slots)
-    assert runtime.registered == [slots.ctypes.data]
-    for indices in ([2, 3, 4, 0], [7, 5], [6], [0, 1, 2]):
-        computing = [network.fetch(some, 4, place) for place, some in enumerate((indices, [7, 7]))]
-        actual = computing[0]()
-        np.testing.assert_allclose(computing[1]()[:2], expected[[7, 7]], atol=1e-3)
-        assert actual.shape == (4, len(model.labels))
-        np.testing.assert_allclose(actual[: len(indices)], expected[indices], atol=1e-3)
-    network.close()
-    assert runtime.registered == []
-
-
-@pytest.mark.usefixtures("processor")
-def test_memory_that_cannot_be_pinned_is_copied(
-    model: Model, pixels: NDArray[np.uint8], runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime.code = 712
-    network = network_of(model)
-    assert not network.attach(pixels)
-    runtime.registered.clear()
-    network.close()  # nothing to give back
-    runtime.code = 0
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: False)
-    assert not network.attach(pixels)
-    assert runtime.registered == []
-    assert not TorchBackend().attach(pixels)  # on a CPU there is nobody to pin for
-
-
-@pytest.mark.parametrize(
-    ("indices", "expected"),
-    [
-        ([4, 5, 6, 2], [(4, 7), (2, 3)]),
-        ([3], [(3, 4)]),
-        ([3, 2, 1], [(3, 4), (2, 3), (1, 2)]),
-        ([0, 1, 2], [(0, 3)]),
-    ],
-)
-def test_neighbours_are_copied_together(indices: list[int], expected: list[tuple[int, int]]) -> None:
-    assert list(cuda.runs(indices)) == expected
 
 
 @pytest.mark.usefixtures("processor")
