@@ -31,6 +31,9 @@ SLOW_ROUND_S, SLOW_ROUNDS = 0.25, 1  # if rounds take longer, this many after th
 MAX_GROWTH_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
+MAX_BATCH_MS = 150.0
+"""Shorter items get no more elements together than a batch has that takes so long: others wait for it."""
+
 MAX_CALL_S = 0.25
 """Batches of varying sizes that take longer are not measured further."""
 
@@ -68,14 +71,9 @@ def warm_up(
         by_length = measure_lengths(backend, signature, sizes, is_open=largest_size > 0)
         for length, batch_ms in by_length.items():
             grow(backend, signature, batch_ms, length, largest_size)
-        by_elements = {
-            size * signature.elements(signature.sizes_at(length)): milliseconds
-            for length, batch_ms in by_length.items()
-            for size, milliseconds in batch_ms.items()
-        }
-        is_auto = settings.max_batch_size == "auto"
-        best = choose_best(by_elements) if is_auto else max(by_elements)
-        max_batch_elements.append(signature.batch_elements or best)
+        max_batch_elements.append(
+            signature.batch_elements or choose_elements(signature, by_length, settings)
+        )
         profiles.append(by_length)
     first = list(profiles[0].values())
     distinct = {(each.inputs[0].name, each.elements(each.limits)): each for each in signatures}
@@ -289,6 +287,22 @@ def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
     if settings.max_batch_size != "auto":
         return min(settings.max_batch_size, max(profile))
     return choose_best(profile)
+
+
+def choose_elements(
+    signature: Signature, by_length: Mapping[int, Mapping[int, float]], settings: Settings
+) -> int:
+    """Returns the elements of the largest batch that `choose_best` takes of any length, if it is quick.
+
+    If the settings have a maximum of items, that alone counts. `by_length`: length -> batch size ->
+    milliseconds.
+    """
+    elements = []
+    for length, batch_ms in by_length.items():
+        size = choose_best(batch_ms) if settings.max_batch_size == "auto" else max(batch_ms)
+        if not elements or settings.max_batch_size != "auto" or batch_ms[size] <= MAX_BATCH_MS:
+            elements.append(size * signature.elements(signature.sizes_at(length)))
+    return max(elements)
 
 
 def choose_best(batch_ms: Mapping[int, float]) -> int:

@@ -456,7 +456,14 @@ def test_batches_are_doubled_while_that_gains(
     assert max(warmup.warm_up(declared, [flexible], [1, 2], Settings()).batch_ms) == 2
 
 
-def test_a_batch_has_as_many_elements_as_are_nearly_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend: Any = Timed(monkeypatch, 0.2, 0.01)
+@pytest.mark.parametrize(
+    ("call_ms", "item_ms", "elements"),
+    [(0.2, 0.01, 400), (0.0, 1.0, 64), (0.0, 10.0, 16)],
+    ids=["2 of 200 elements are nearly best", "200 take too long", "even 16 take long"],
+)
+def test_a_batch_has_as_many_elements_as_are_nearly_best_and_quick(
+    monkeypatch: pytest.MonkeyPatch, call_ms: float, item_ms: float, elements: int
+) -> None:
+    backend: Any = Timed(monkeypatch, call_ms, item_ms)
     profile = warmup.warm_up(backend, [LINE], [1, 2, 4, 8], Settings())
-    assert profile.max_batch_elements == [400]  # 95 of 99 elements per ms, which 1600 reach
+    assert profile.max_batch_elements == [elements]
