@@ -32,7 +32,7 @@ MAX_GROWTH_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
 MAX_BATCH_MS = 150.0
-"""Shorter items get no more elements together than a batch has that takes so long: others wait for it."""
+"""Shorter items get no more elements together than a batch that takes so long: others wait for it."""
 
 MAX_CALL_S = 0.25
 """Batches of varying sizes that take longer are not measured further."""
