@@ -297,7 +297,7 @@ def choose_elements(
     If the settings have a maximum of items, that alone counts. `by_length`: length -> batch size ->
     milliseconds.
     """
-    elements = []
+    elements: list[int] = []
     for length, batch_ms in by_length.items():
         size = choose_best(batch_ms) if settings.max_batch_size == "auto" else max(batch_ms)
         if not elements or settings.max_batch_size != "auto" or batch_ms[size] <= MAX_BATCH_MS:
