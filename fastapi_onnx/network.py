@@ -155,7 +155,7 @@ class Network:
             logits[~np.isfinite(batch.sum((1, 2, 3)))] = np.nan  # ReLU and int8 make numbers of it
         return logits
 
-    def compared(self, inputs: Sequence[Array]) -> list[Array]:
+    def outputs_to_compare(self, inputs: Sequence[Array]) -> list[Array]:
         """Computes the outputs that are compared between precisions, of `precision_check.samples`.
 
         Raises ValueError for outputs that are not as the signature says.
@@ -217,7 +217,7 @@ def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: 
     def load(candidate: Candidate) -> Infer:
         shared = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
         session = open_candidate(model, candidate, settings, shared)
-        return Network(model, session, signature=signature).compared
+        return Network(model, session, signature=signature).outputs_to_compare
 
     return choose(
         cpu_candidates(model, settings, objection),

@@ -175,7 +175,7 @@ class TensorGraph:
         batch axis. An open first axis is taken for the batch unless it is known for another one.
         """
         name, kind, note = value.name, dtype(value), ""
-        shape = self._named(value, stated)
+        shape = self._output_axes(value, stated)
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
             has_batch = shape[0] not in {*self._input_axes, *self._limits, *self._by_data}
@@ -213,7 +213,7 @@ class TensorGraph:
             return f"{missing}; the batch may be {found}"
         return f"{missing}, and its size depends on the data" if by_data else ""
 
-    def _named(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
+    def _output_axes(self, value: onnx.ValueInfoProto, stated: list[Axis]) -> list[Axis]:
         """Returns an output's axes: as inferred from the inputs', else as stated, else by a new name."""
         if not value.type.tensor_type.HasField("shape"):
             raise ConfigurationError(

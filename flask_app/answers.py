@@ -133,7 +133,7 @@ def spans(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JS
 
 def entities(model: ModelInfo, request: Any, answer: Answer) -> Outcome:  # Any: JSON
     """Marks the entities of a text. Raises LookupError, TypeError or ValueError."""
-    marks = marked(request["text"], answer.body["entities"], model.labels)
+    marks = mark(request["text"], answer.body["entities"], model.labels)
     count = sum(bool(piece.kind) for piece in marks)
     sentence = f"{count:,} {'entity' if count == 1 else 'entities'}" if count else "No entities found"
     return Outcome(model, request, answer, cut(words.Verdict(sentence, True), answer), marks)
@@ -241,7 +241,7 @@ def kind_of(place: int, spans: Sequence[tuple[int, int]]) -> str:
     return "other" if any(inside) else ""
 
 
-def marked(
+def mark(
     text: str,
     entities: Sequence[Mapping[str, Any]],  # Any: JSON
     labels: Sequence[str],

@@ -181,7 +181,7 @@ class Service:
             is_one_of_several=True,
             is_described=False,
             title=state.title,
-            description=words.waiting(state.state, state.reason),
+            description=words.not_in_service(state.state, state.reason),
         )
 
     def _learn(self, name: str) -> ModelInfo:

@@ -275,7 +275,7 @@ def error(code: str, status: int, view: View = PHOTOS, detail: str = "") -> Erro
     return ErrorWords(title, advice or sentence(detail if detail != title else ""))
 
 
-def waiting(state: str, reason: str) -> str:
+def not_in_service(state: str, reason: str) -> str:
     """Returns what a page says of a model that has never been in service."""
     if state == "unavailable":
         return f"This model is not available. The service says: {reason}"

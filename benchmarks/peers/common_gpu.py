@@ -54,6 +54,6 @@ class Infer:
         """Computes one batch."""
         count = len(images)
         self.room[:count] = images
-        logits = compute_logits(self.backend, self.room[: batch_sizes.padded(count, self.sizes)])[:count]
+        logits = compute_logits(self.backend, self.room[: batch_sizes.pad(count, self.sizes)])[:count]
         scores = [best(self.labels, row, 1)[0] for row in logits]
         return [{"prediction": score["label"], "probability": score["probability"]} for score in scores]

@@ -29,9 +29,9 @@ class LoopThread:
             if self._closed or self._pid != os.getpid():
                 work.close()
                 raise RuntimeError("the client is closed, or belongs to another process")
-            return asyncio.run_coroutine_threadsafe(work, self._running())
+            return asyncio.run_coroutine_threadsafe(work, self._event_loop())
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(

@@ -137,7 +137,10 @@ def verdict_on(int8: Path, model: Model, sentences: Sentences, method: str) -> I
     networks = network(model, source), network(model, int8)
     expected, actual = (
         np.concatenate(
-            [rows(one.compared([a[None] for a in item])[0]) for item in tqdm(sentences.items, delay=2)]
+            [
+                rows(one.outputs_to_compare([a[None] for a in item])[0])
+                for item in tqdm(sentences.items, delay=2)
+            ]
         )
         for one in networks
     )
@@ -199,4 +202,4 @@ def network(model: Model, path: Path) -> Network:
 
 def logits_of(one: Network) -> Logits:
     """Returns a function from numbers of tokens [N, tokens] to a network's output."""
-    return lambda tokens: one.compared(precision_check.token_inputs(one.signature, tokens))[0]
+    return lambda tokens: one.outputs_to_compare(precision_check.token_inputs(one.signature, tokens))[0]

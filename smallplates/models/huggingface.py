@@ -95,7 +95,7 @@ def export(folder: Path, version: str | None, name: str = "") -> ModelDescriptio
     config = read(path, Config)
     if config.model_type is None and config.architectures is None:
         return None  # config.json belongs to another program
-    with refusing(path, folder):
+    with configuration_errors(path, folder):
         return description(folder, config, name or name_of(folder, folder.resolve().name))
 
 
@@ -115,7 +115,7 @@ def description(folder: Path, config: Config, name: str) -> ModelDescription:
 
 
 @contextlib.contextmanager
-def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
+def configuration_errors(path: Path, made_from: Path | None = None) -> Iterator[None]:
     """Turns errors into ConfigurationErrors about `path`; for pydantic's, about `made_from` if given."""
     try:
         yield
@@ -129,7 +129,7 @@ def refusing(path: Path, made_from: Path | None = None) -> Iterator[None]:
 
 def read(path: Path, kind: type[Content]) -> Content:
     """Reads a JSON file. Raises ConfigurationError, also if the model has its own code."""
-    with refusing(path):
+    with configuration_errors(path):
         content = kind.model_validate_json(path.read_bytes())
         if content.auto_map:
             raise ValueError("auto_map names the model's own code")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt,
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import EmbeddingPipeline
-from smallplates.models.huggingface import CONFIG, File, read, refusing
+from smallplates.models.huggingface import CONFIG, File, configuration_errors, read
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 TENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
@@ -99,7 +99,7 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
     path = folder / MODULES
     if not path.is_file():
         return None
-    with refusing(path):
+    with configuration_errors(path):
         modules = TypeAdapter(list[Module]).validate_json(path.read_bytes())
         kinds = [module.kind for module in modules]
         if kinds == ["Transformer"]:
@@ -125,7 +125,7 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
         raise ConfigurationError(
             f"{folder} cannot be served: its pooling leaves prompts out (include_prompt)"
         )
-    with refusing(pooling_config):
+    with configuration_errors(pooling_config):
         return EmbeddingPipeline.model_validate(
             {
                 "pooling": "+".join(pooling.modes),

@@ -12,7 +12,7 @@ from ray import get_gpu_ids, get_runtime_context, serve
 from starlette.types import ASGIApp
 
 from smallplates.ray.middleware import RayMiddleware
-from smallplates.ray.resources import fitting
+from smallplates.ray.resources import replica_settings
 from smallplates.ray.scaling import Load
 from smallplates.settings import Settings
 from smallplates.system import cpus
@@ -34,7 +34,7 @@ class Replica:
         """Returns the web application, which starts its engine. Raises ConfigurationError."""
         cores_of_ray = get_runtime_context().get_assigned_resources().get("CPU", 0.0)
         cores = cpus.grant(cores_of_ray)
-        os.environ |= fitting(cores, get_gpu_ids(), os.environ)  # workers read it, too
+        os.environ |= replica_settings(cores, get_gpu_ids(), os.environ)  # workers read it, too
         backend = importlib.import_module(os.environ.get("BACKEND", "fastapi_onnx")).BACKEND
         app = create_app(Settings.read(), backend)
         self.service = app.state.service

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from smallplates.engine import topology
 
 
-def fitting(cores: int, gpus: Sequence[object], environment: Mapping[str, str]) -> dict[str, str]:
+def replica_settings(
+    cores: int, gpus: Sequence[object], environment: Mapping[str, str]
+) -> dict[str, str]:
     """Returns variables for a replica, without those that `environment` has set already.
 
     Workers, which count cores for themselves, read them. Ray hides the GPUs that are not assigned

@@ -205,7 +205,7 @@ class Registry:
         """
         for name in list(self.models)[1:]:
             async with self._turn:
-                if self.serving(name) or name in self.reasons:
+                if self.engine_of(name) or name in self.reasons:
                     continue
                 try:
                     await self._start(name)
@@ -261,7 +261,7 @@ class Registry:
 
     # changes
 
-    def serving(self, name: str) -> Engine | None:
+    def engine_of(self, name: str) -> Engine | None:
         """Returns the engine that serves a model."""
         engines = (engine for engine in self.engines if engine.state is State.SERVING)
         return next((engine for engine in engines if engine.name == name), None)
@@ -273,7 +273,7 @@ class Registry:
         """
 
         async def change() -> None:
-            now = self.serving(model.description.name)
+            now = self.engine_of(model.description.name)
             if now is None or now.model.description.version != model.description.version:
                 await self._replace(model, await self._plan(model))
 
@@ -283,7 +283,7 @@ class Registry:
         """Takes a model out of service and ends its engine. Raises ConfigurationError."""
 
         async def change() -> None:
-            if engine := self.serving(name):
+            if engine := self.engine_of(name):
                 engine.state = State.DRAINING
                 await self._withdraw(name, UNLOADED)
                 await self._end(engine)
@@ -327,7 +327,7 @@ class Registry:
             await all_of(member.discard(engine.key) for _, member in members)
             await self._end(engine)
             raise
-        before = self.serving(engine.name)
+        before = self.engine_of(engine.name)
         engine.state = State.SERVING
         self.reasons.pop(engine.name, None)
         if before:

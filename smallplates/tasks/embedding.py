@@ -106,7 +106,7 @@ class Embedding(TextTask):
             text, prompt = text.lower(), prompt.lower()
         dimensions = dimensions or self._pipeline.dimensions
         form = dimensions, self._pipeline.normalize if normalize is None else normalize
-        return self.reading({"text": text}, self.side_of(fields), form, prompt)
+        return self.to_reading({"text": text}, self.side_of(fields), form, prompt)
 
     def postprocess(
         self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int

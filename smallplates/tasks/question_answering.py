@@ -121,7 +121,7 @@ class QuestionAnswering(TextTask):
         Raises InvalidTextError, TextTooLongError, or InternalError if the tokeniser fails.
         """
         texts = {name: fields[name] for name in ("question", "context")}
-        (encoding,) = self.encode([self.reading(texts, None).texts])
+        (encoding,) = self.encode([self.to_reading(texts, None).texts])
         check_known(texts, encoding)
         part, windows = self.windows(encoding, [*texts], self._stride)
         ids = np.array(encoding.ids[: part.start])

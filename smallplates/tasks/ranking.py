@@ -125,9 +125,9 @@ class Ranking(TextTask):
         names: dict[str, str] = {}
         for index, text in enumerate(texts):
             names.setdefault(text, f"element {index} of texts")
-        readings = [self.reading({"query": query, name: text}, side) for text, name in names.items()]
+        readings = [self.to_reading({"query": query, name: text}, side) for text, name in names.items()]
         encodings = self.encode([reading.texts for reading in readings])
-        parts = dict(zip(names, map(self.prepared, readings, encodings), strict=True))
+        parts = dict(zip(names, map(self.prepare_item, readings, encodings), strict=True))
         places = {text: place for place, text in enumerate(names)}
         return Prepared(
             [item for part in parts.values() for item in part.items],

@@ -171,7 +171,7 @@ class TextTask(Task):
         """
         reading = self.read(fields)
         (encoding,) = self.encode([reading.texts])
-        return self.prepared(reading, encoding)
+        return self.prepare_item(reading, encoding)
 
     def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
         """Tokenises the texts of many inputs as one batch; see `Task.preprocess_all`."""
@@ -181,7 +181,7 @@ class TextTask(Task):
         valid = [reading.texts for reading in readings if isinstance(reading, Reading)]
         encodings = iter(self.encode(valid))
         return [
-            result_or_error(self.prepared, reading, next(encodings))
+            result_or_error(self.prepare_item, reading, next(encodings))
             if isinstance(reading, Reading)
             else reading
             for reading in readings
@@ -191,7 +191,7 @@ class TextTask(Task):
         """Returns the request's texts, which are all of its declared fields. Raises RequestError."""
         names = (field.name for field in self.request)
         texts = {name: fields[name] for name in names if name in fields}
-        return self.reading(texts, self.side_of(fields))
+        return self.to_reading(texts, self.side_of(fields))
 
     def side_of(self, fields: Fields) -> str | None:
         """Returns where long texts are cut by the fields `truncate` and `truncation_direction`.
@@ -204,7 +204,9 @@ class TextTask(Task):
             raise InvalidRequestError(f"truncation_direction must be left or right, not {side[:40]!r}")
         return side.lower() if (self._truncates if truncate is None else truncate) else None
 
-    def reading(self, texts: Texts, side: str | None, context: Any = None, prompt: str = "") -> Reading:
+    def to_reading(
+        self, texts: Texts, side: str | None, context: Any = None, prompt: str = ""
+    ) -> Reading:
         """Checks texts, and cuts off what is far more than the model takes; `prompt` goes in front.
 
         Raises InvalidTextError and TextTooLongError.
@@ -238,7 +240,7 @@ class TextTask(Task):
         except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
             raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
 
-    def prepared(self, reading: Reading, encoding: Encoding) -> Prepared:
+    def prepare_item(self, reading: Reading, encoding: Encoding) -> Prepared:
         """Returns the item of a text or a pair, cut to the longest that the model takes.
 
         Raises InvalidTextError and TextTooLongError.

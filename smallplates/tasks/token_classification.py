@@ -125,10 +125,10 @@ class TokenClassification(TextTask):
         ignored = names_of("ignore_labels", fields.get("ignore_labels", OUTSIDE), MAX_IGNORED)
         side = self.side_of({}) if stride is None else None
         passage = Passage(fields["text"], strategy, frozenset(ignored), stride)
-        return self.reading({"text": passage.text}, side, passage)
+        return self.to_reading({"text": passage.text}, side, passage)
 
-    def prepared(self, reading: Reading, encoding: Encoding) -> Prepared:
-        """Returns an item per window, or one that is cut; see `TextTask.prepared`."""
+    def prepare_item(self, reading: Reading, encoding: Encoding) -> Prepared:
+        """Returns an item per window, or one that is cut; see `TextTask.prepare_item`."""
         check_known(reading.texts, encoding)
         passage: Passage = reading.context
         places = np.arange(len(encoding))
@@ -200,7 +200,7 @@ class TokenClassification(TextTask):
                 "entity": self._model.labels[best],
                 "score": float(numbers[0, best]),
                 "index": rows[0],
-                "word": self._joined(tokens) if by_word else tokens[0],
+                "word": self._text_of(tokens) if by_word else tokens[0],
                 "start": spans[0][0],
                 "end": spans[-1][1],
             }
@@ -210,12 +210,12 @@ class TokenClassification(TextTask):
         return {
             "entity_group": parts[0]["entity"].split("-", 1)[-1],
             "score": float(np.mean([part["score"] for part in parts])),
-            "word": self._joined([part["word"] for part in parts]),
+            "word": self._text_of([part["word"] for part in parts]),
             "start": parts[0]["start"],
             "end": parts[-1]["end"],
         }
 
-    def _joined(self, tokens: Sequence[str]) -> str:
+    def _text_of(self, tokens: Sequence[str]) -> str:
         """Returns tokens as text."""
         decoder = self.tokenizer.decoder
         return decoder.decode([*tokens]) if decoder else " ".join(tokens)

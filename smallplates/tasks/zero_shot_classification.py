@@ -130,9 +130,9 @@ class ZeroShotClassification(TextClassification):
             name = f"element {index} of candidate_labels"
             check({name: label})
             texts = {"text": fields["text"], name: template.format(label)}
-            readings.append(replace(self.reading(texts, self.side_of({})), cuts_first=True))
+            readings.append(replace(self.to_reading(texts, self.side_of({})), cuts_first=True))
         encodings = self.encode([reading.texts for reading in readings])
-        parts = list(map(self.prepared, readings, encodings))
+        parts = list(map(self.prepare_item, readings, encodings))
         return Prepared(
             [item for part in parts for item in part.items],
             Classes(fields["text"], labels, fields.get("multi_label", False) or len(labels) == 1),

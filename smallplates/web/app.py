@@ -78,8 +78,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         grpc = grpc_server(pipeline, catalog, tracer)
-        with tracer.running() if tracer else nullcontext():
-            async with service.running(), tcp.running(), grpc:
+        with tracer.run() if tracer else nullcontext():
+            async with service.run(), tcp.run(), grpc:
                 yield
 
     app: FastAPI = FastAPIOffline(
@@ -178,7 +178,7 @@ def grpc_server(
         return nullcontext()
     from smallplates.web.dialects.v2 import grpc
 
-    return grpc.running(pipeline, catalog, tracer)
+    return grpc.run(pipeline, catalog, tracer)
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":

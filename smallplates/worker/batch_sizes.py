@@ -35,7 +35,7 @@ def sizes(settings: Settings, device: str, cap: int = 0) -> list[int]:
     return sorted({*powers, largest})
 
 
-def padded(count: int, buckets: Sequence[int]) -> int:
+def pad(count: int, buckets: Sequence[int]) -> int:
     """Returns the smallest of the ascending `buckets` that fits `count`; without buckets, `count`."""
     return buckets[bisect_left(buckets, count)] if buckets else count
 

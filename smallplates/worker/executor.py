@@ -347,7 +347,7 @@ class BatchExecutor:
 
     def _padded_count(self, signature: Signature, count: int) -> int:
         """Returns the batch size that `count` items are padded to."""
-        return signature.batch_size or batch_sizes.padded(count, self.buckets)
+        return signature.batch_size or batch_sizes.pad(count, self.buckets)
 
     def _padded_sizes(self, signature: Signature, slots: list[int]) -> dict[str, int]:
         """Returns the size of each varying input axis of a batch: the maximum over its items.

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from smallplates.models.description import ImagePipeline
-from smallplates.models.huggingface import File, read, refusing
+from smallplates.models.huggingface import File, configuration_errors, read
 
 PREPROCESSOR = "preprocessor_config.json"
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -110,7 +110,7 @@ def image_pipeline(folder: Path) -> ImagePipeline:
     if not path.exists():
         raise ValueError(f"{PREPROCESSOR} is missing beside it: save the model's image processor there")
     file = read(path, Preprocessor)
-    with refusing(path):
+    with configuration_errors(path):
         return file.pipeline()
 
 

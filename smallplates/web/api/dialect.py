@@ -148,7 +148,7 @@ class Routes(APIRouter):
     def __init__(self, dialect: Dialect, pipeline: Pipeline, catalog: ModelCatalog) -> None:
         super().__init__(route_class=Route, tags=[dialect.title] if dialect.title else None)
         self._dialect = dialect
-        self._security = pipeline.check_key.documented()
+        self._security = pipeline.check_key.security()
         self._pipeline, self._catalog = pipeline, catalog
         dialect.add_routes(self, pipeline, catalog)
         for route in self.routes:

@@ -48,7 +48,7 @@ def refusal(scope: Scope, pipeline: Pipeline, log: AccessLogMiddleware) -> Refus
         if b"x-request-id" in headers:  # its length may differ, and JSON may escape it
             response = shape(error, context)
         else:
-            response = prepared(shape, kind, error.detail)  # type: ignore[arg-type]  # hashes the class
+            response = prepare(shape, kind, error.detail)  # type: ignore[arg-type]  # hashes the class
         added = log.headers(context, response.status_code)
         log.record(scope)
         body = bytes(response.body).replace(ANY_ID, context.request_id.encode())
@@ -57,6 +57,6 @@ def refusal(scope: Scope, pipeline: Pipeline, log: AccessLogMiddleware) -> Refus
 
 
 @lru_cache(256)
-def prepared(shape: ErrorShape, kind: type[ServingError], detail: str) -> Response:
+def prepare(shape: ErrorShape, kind: type[ServingError], detail: str) -> Response:
     """Returns the response for an error of a request whose id is ANY_ID."""
     return shape(kind(detail), RequestContext(ANY_ID.decode()))

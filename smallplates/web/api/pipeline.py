@@ -57,7 +57,7 @@ class KeyCheck:
         """Returns whether `given` is the key; True if no key is set."""
         return self._key is None or hmac.compare_digest(given, self._key)
 
-    def documented(self) -> list[params.Depends]:
+    def security(self) -> list[params.Depends]:
         """Returns the dependency that makes Swagger offer authorization; the handler checks the key."""
         return [Security(BEARER)] if self._key is not None else []
 
@@ -75,7 +75,7 @@ class Call:
     is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
     respond: "Respond | None" = None  # formats the answer of a path that several protocols may share
 
-    def shaped(self, answers: list[Any]) -> Any:
+    def one_or_all(self, answers: list[Any]) -> Any:
         """Returns the answers of all inputs as the client expects them: a list, or the only one."""
         return answers if self.is_list else answers[0]
 
@@ -207,13 +207,13 @@ class Pipeline:
     ) -> tuple[C, Answer]:
         """Answers a request whose body has arrived, within the time limit of an admitted request.
 
-        Raises what `ServedModel.admitted`, `predict` and `infer` raise, or RequestError.
+        Raises what `ServedModel.admit`, `predict` and `infer` raise, or RequestError.
         """
         target = find if isinstance(find, Target) else await self._find(find, body, options.bulk)
         model = target.model
         context.model = model.description.name
         with model:  # answers requests that have found it, even if it is replaced meanwhile
-            async with model.admitted(options, target.signature) as slots:
+            async with model.admit(options, target.signature) as slots:
                 content = await body.decompress()
                 if target.inline_bytes is None or body.size <= target.inline_bytes:
                     call = target.decode(content)

@@ -86,10 +86,10 @@ def infer(entry: CatalogEntry, asked: InferenceRequest, size: int) -> Call:
     if bytes(memoryview(asked.inputs)[:1]) == b"{":
         inputs = decode_json(OBJECT, asked.inputs, "inputs")
     body = msgspec.json.encode({**DEFAULTS.get(description.task, {}), **parameters, **inputs})
-    return answered(entry, fields_from_json(task, body, native=True), size)
+    return to_call(entry, fields_from_json(task, body, native=True), size)
 
 
-def answered(entry: CatalogEntry, given: Fields, size: int) -> Call:
+def to_call(entry: CatalogEntry, given: Fields, size: int) -> Call:
     """Returns the call for a task's fields and `top_k`. Raises RequestError."""
     kind, most, fields = entry.model.description.task, entry.model.task.most_candidates, dict(given)
     top_k = fields.pop(TOP_K, None)
@@ -100,14 +100,14 @@ def answered(entry: CatalogEntry, given: Fields, size: int) -> Call:
     is_nested = kind in tei.CLASSIFIERS and "candidate_labels" not in fields  # even for one text
 
     def respond(answer: Answer, _: RequestContext) -> Response:
-        answers = [shaped(candidates, count > 1) for candidates in answer.candidates]
-        return json_response(answers if is_nested else call.shaped(answers))
+        answers = [to_json(candidates, count > 1) for candidates in answer.candidates]
+        return json_response(answers if is_nested else call.one_or_all(answers))
 
     call.respond = respond
     return call
 
 
-def shaped(candidates: list[Candidate], is_list: bool) -> Any:
+def to_json(candidates: list[Candidate], is_list: bool) -> Any:
     """Returns the classes, the entities, or the answers to a question."""
     first = candidates[0]
     if "label" in first:
@@ -139,7 +139,7 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
         entry = catalog.choose(model, (IMAGE_CLASSIFICATION,))
         name = entry.model.task.request[0].name
         return Target(
-            entry.model, lambda body: answered(entry, {name: body}, len(body)), inline_bytes=None
+            entry.model, lambda body: to_call(entry, {name: body}, len(body)), inline_bytes=None
         )
 
     def find(body: bytes, model: str = "") -> Target[Call]:

@@ -179,7 +179,7 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
             return call.respond(answer, request.scope["context"])
         with_top = call.top_k is not None
         answers = [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
-        return json_response(call.shaped(answers))
+        return json_response(call.one_or_all(answers))
 
 
 def decode(model: ServedModel, request: Request, body: bytes) -> Call:

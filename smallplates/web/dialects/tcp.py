@@ -145,7 +145,7 @@ class TcpServer:
         self._connections: dict[asyncio.Task[None], Connection] = {}
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """Listens until the block ends, then answers received requests. Raises ConfigurationError."""
         if self.service.settings.tcp_port is None:
             yield
@@ -303,7 +303,7 @@ class Connection:
         """Returns the content of a model's answer. Raises ServingError."""
         call, result = await self._pipeline.answer(context, limits, target, body)
         with_top = call.top_k is not None
-        answer = call.shaped([result.task.to_json(each, with_top) for each in result.candidates])
+        answer = call.one_or_all([result.task.to_json(each, with_top) for each in result.candidates])
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,

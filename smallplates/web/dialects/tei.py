@@ -230,7 +230,7 @@ def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Response:
     if (size := sum(len(text.encode()) for text in texts)) > most:
         raise TextTooLongError(f"the texts have {size} bytes; at most {most} are tokenised")
     prompt = prompts[asked.prompt_name]
-    readings = [task.reading({"text": text}, None, None, prompt).texts for text in texts]
+    readings = [task.to_reading({"text": text}, None, None, prompt).texts for text in texts]
     encodings = task.encode(readings, asked.add_special_tokens is not False, offsets=True)
     pairs = zip(readings, encodings, strict=True)
     return json_response([tokens_of(reading["text"], encoding) for reading, encoding in pairs])

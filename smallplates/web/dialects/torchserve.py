@@ -105,7 +105,7 @@ def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -
 
         target = Target(entry.model, decode, inline_bytes=inline_bytes(task, content_type))
         call, result = await pipeline.http(request, target)
-        return json_response(call.shaped([answer(result.task, top) for top in result.candidates]))
+        return json_response(call.one_or_all([answer(result.task, top) for top in result.candidates]))
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:

@@ -58,7 +58,7 @@ class Tracer:
         self._tracer = self._provider.get_tracer("serving", __version__)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """Sends spans until the block ends and for up to STOP_S after it. Raises ConfigurationError."""
         try:
             processor = BatchSpanProcessor(OTLPSpanExporter(self._endpoint))

@@ -261,7 +261,7 @@ class ServedModel:
 
     # inference
 
-    def admitted(self, options: RequestOptions, signature: int = 0) -> Admission:
+    def admit(self, options: RequestOptions, signature: int = 0) -> Admission:
         """Admits a request whose body has arrived; the deadline cuts off the context manager's block.
 
         A drain that began after `refuse_if_full` doesn't refuse the request. Raises UnavailableError;

@@ -61,7 +61,7 @@ class InferenceService:
         """Models that have left service, until their requests have been answered."""
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """Serves until the block ends; the block begins when the default model is ready."""
         self.threads.start()
         try:

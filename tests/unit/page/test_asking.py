@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from flask_app.answers import marked, pieces
+from flask_app.answers import mark, pieces
 from tests.browser.stub_api import Reply, StubApi, error
 from tests.browser.stub_models import (
     FLOWERS,
@@ -187,7 +187,7 @@ def test_spans_that_overlap() -> None:
     """Several tokens may be one character, and a label may be any text."""
     spans = [("a-b", 3, 5), ("<i>", 4, 8), ("a-b", 3, 5), ("", 9, 9)]
     entities = [{"entity": name, "score": 1, "start": start, "end": end} for name, start, end in spans]
-    cut = marked("0123456789", entities, ["a-b"])
+    cut = mark("0123456789", entities, ["a-b"])
     parts = [(piece.text, piece.label, piece.kind) for piece in cut]
     assert parts == [
         *(("012", "", ""), ("34", "a-b", "tint-0"), ("567", "<i>", "tint-1"), ("89", "", ""))

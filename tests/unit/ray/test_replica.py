@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from smallplates.engine.statistics import BatchTotals, Totals
 from smallplates.ray.middleware import WATCH_IS_OFF, RayMiddleware
-from smallplates.ray.resources import fitting
+from smallplates.ray.resources import replica_settings
 from smallplates.ray.scaling import BUSY_SHARE, QUEUE_S, Load, follow_load
 from smallplates.settings import ROOT
 
@@ -35,13 +35,13 @@ listen stats
 
 
 def test_a_replica_without_a_gpu_uses_none() -> None:
-    assert fitting(2, [], {}) == {"SERVING_IDLE_THREADS": "2", "SERVING_DEVICE": "cpu"}
-    assert fitting(64, [], {"SERVING_DEVICE": "auto"}) == {"SERVING_IDLE_THREADS": "16"}
+    assert replica_settings(2, [], {}) == {"SERVING_IDLE_THREADS": "2", "SERVING_DEVICE": "cpu"}
+    assert replica_settings(64, [], {"SERVING_DEVICE": "auto"}) == {"SERVING_IDLE_THREADS": "16"}
 
 
 def test_gpus_are_counted_from_0_as_only_the_assigned_ones_are_seen() -> None:
-    assert fitting(2, ["5", "7"], {})["SERVING_DEVICES"] == "0,1"
-    assert "SERVING_DEVICES" not in fitting(2, ["5", "7"], {"SERVING_DEVICES": "1"})
+    assert replica_settings(2, ["5", "7"], {})["SERVING_DEVICES"] == "0,1"
+    assert "SERVING_DEVICES" not in replica_settings(2, ["5", "7"], {"SERVING_DEVICES": "1"})
 
 
 class Model:

@@ -43,8 +43,8 @@ def memory() -> Iterator[Memory]:
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
 def test_a_batch_is_padded_to_the_next_bucket(count: int, size: int) -> None:
-    assert batch_sizes.padded(count, [1, 2, 4, 6]) == size
-    assert batch_sizes.padded(count, []) == count
+    assert batch_sizes.pad(count, [1, 2, 4, 6]) == size
+    assert batch_sizes.pad(count, []) == count
 
 
 @pytest.mark.parametrize(("cap", "half"), [(64, 32), (6, 2), (4, 2), (2, 1), (1, 1)])

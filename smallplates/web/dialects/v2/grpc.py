@@ -111,7 +111,7 @@ class Service:
 
         async def call(_: object, context: Context) -> Message:
             response = None
-            with self.calls.recording(name, context) as request_context:
+            with self.calls.record(name, context) as request_context:
                 further = [request_context, self._admit(context)] if answer == self.model_infer else []
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
@@ -136,7 +136,7 @@ class Service:
     async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
-        with self.calls.recording(STREAM, context) as request_context:
+        with self.calls.record(STREAM, context) as request_context:
             request, options = messages.parse(pb.ModelInferRequest, data), self._admit(context)
             response = await self.model_infer(request, context, request_context, options)
             response.parameters["triton_final_response"].bool_param = True
@@ -239,7 +239,7 @@ class Calls:
         self._tracer = tracer
 
     @contextmanager
-    def recording(self, name: str, context: Context) -> Iterator[RequestContext]:
+    def record(self, name: str, context: Context) -> Iterator[RequestContext]:
         """Records the block as one request; an exception raised in it becomes the request's error."""
         request_context = own_context(name, context)
         try:
@@ -295,9 +295,7 @@ async def abort(context: Context, request_context: RequestContext) -> None:
 
 
 @asynccontextmanager
-async def running(
-    pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
-) -> AsyncIterator[None]:
+async def run(pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None") -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError if the port is taken."""
     settings = pipeline.service.settings
     limits = options(settings, pipeline.service.registry.shares_ports)

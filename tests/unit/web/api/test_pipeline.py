@@ -105,7 +105,7 @@ async def test_other_reasons_to_cancel_are_passed_on(client: Client) -> None:
 @pytest.fixture
 def model() -> MagicMock:
     model = MagicMock(predict=AsyncMock())
-    model.admitted().__aexit__.return_value = False
+    model.admit().__aexit__.return_value = False
     return model
 
 

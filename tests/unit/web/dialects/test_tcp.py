@@ -49,7 +49,7 @@ class Service:
         self.model = self.service.model()
         self.model.task.usual_candidates = 1
         self.model.task.most_candidates, self.model.task.media_types = CLASSES, ("",)
-        self.model.admitted().__aexit__.return_value = False
+        self.model.admit().__aexit__.return_value = False
         timings = SimpleNamespace(decode_s=0.0, queue_s=0.0, infer_s=0.0, truncated=False)
         answer = MagicMock(timings=timings, candidates=[[]])
         answer.task.to_json.return_value = {"prediction": "a"}

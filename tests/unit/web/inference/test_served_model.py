@@ -123,7 +123,7 @@ def admitting(model: Model) -> ServedModel:
 
 def test_the_deadline_cuts_off_what_precedes_the_engine(admitting: ServedModel) -> None:
     async def decode_for_ever() -> None:
-        async with admitting.admitted(RequestOptions(1), 1):
+        async with admitting.admit(RequestOptions(1), 1):
             await asyncio.Event().wait()
 
     with pytest.raises(DeadlineExceededError):
@@ -138,7 +138,7 @@ def test_a_limit_in_the_body_counts_from_the_last_byte(
 ) -> None:
     async def main() -> None:
         options = RequestOptions(60_000)
-        async with admitting.admitted(options) as admission:
+        async with admitting.admit(options) as admission:
             admission.slots.acquired_at -= 1  # decoding has taken a second
             monkeypatch.setattr(admission.slots, "submit", AsyncMock())
             monkeypatch.setattr(admission.slots, "results", asyncio.Event().wait)
@@ -158,7 +158,7 @@ def test_what_waits_too_long_for_its_limit_is_refused_before_and_after_its_body(
     async def ask(timeout_ms: int, bulk: bool, in_body_ms: int = 0, work: float = 0.0) -> None:
         options = RequestOptions(timeout_ms, bulk)
         admitting.refuse_if_full(options)
-        async with admitting.admitted(options) as admission:
+        async with admitting.admit(options) as admission:
             if in_body_ms:
                 admission.begin(0, 1, in_body_ms)
             await asyncio.sleep(work)
@@ -186,7 +186,7 @@ def test_what_waits_too_long_for_its_limit_is_refused_before_and_after_its_body(
 
 def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
     async def main() -> None:
-        async with admitting.admitted(RequestOptions(1000, bulk=True)):
+        async with admitting.admit(RequestOptions(1000, bulk=True)):
             admitting.client.acquire.assert_called_once_with(True)  # type: ignore[attr-defined]
 
     asyncio.run(main())
@@ -197,7 +197,7 @@ def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
 
 def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedModel) -> None:
     async def main() -> None:
-        async with admitting.admitted(RequestOptions(1000)):
+        async with admitting.admit(RequestOptions(1000)):
             pass
 
     admitting.draining = True

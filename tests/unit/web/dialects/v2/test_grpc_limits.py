@@ -375,7 +375,7 @@ def test_an_outcome_knows_nothing_of_what_was_sent() -> None:
         except ValueError as error:
             raise InvalidRequestError("no") from error
 
-    with Calls(Metrics()).recording("ModelInfer", Caller()) as outcome:
+    with Calls(Metrics()).record("ModelInfer", Caller()) as outcome:
         refuse()
     assert outcome.error is not None
     assert kept[0]() is None
