@@ -179,3 +179,15 @@ def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_integers(
             assert len(refused) == 3 * needed  # lengths
         refused.clear()
     assert seen == used
+
+
+@pytest.mark.parametrize("depends", [True, False])
+def test_images_that_change_each_others_results_are_computed_alone(depends: bool) -> None:
+    class Normalised:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            batch = inputs[0].mean(axis=tuple(range(1, inputs[0].ndim)))[:, None] * np.arange(11)
+            return [(batch - depends * batch.mean(axis=0)).astype(np.float32)]
+
+    backend: Any = Normalised()
+    profile = warmup.warm_up(backend, [IMAGES], [1, 2, 4], Settings(max_batch_size=4))
+    assert profile.batch_cap == (1 if depends else 4)
