@@ -294,12 +294,24 @@ def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]
                 f"the model cannot compute {size} inputs at once; if its file has a fixed "
                 f"batch size, export it with a variable one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
             ) from error
-        raise ConfigurationError(f"the model cannot compute an input: {reason}") from error
+        raise ConfigurationError(
+            f"the model cannot compute an input: {reason}{cure_for_sizes(signature, sizes)}"
+        ) from error
     if signature.checks_finite and not all(np.isfinite(array).all() for array in outputs):
         raise ConfigurationError(
             "the model returns numbers that are not finite for an input of zeros: "
             "its weights, or mean and std in model.json, are wrong"
         )
+
+
+def cure_for_sizes(signature: Signature, sizes: Mapping[str, int]) -> str:
+    """Returns what helps if a graph computes one size only of axes that it declares as open."""
+    if not sizes:
+        return ""
+    tried = " and ".join(f"{axis} = {size}" for axis, size in sizes.items())
+    is_text = not signature.failure_is_client_error
+    limits = "" if is_text else ", or set limits in model.json to the sizes that it computes"
+    return f"; it had {tried}: if the graph computes other sizes only, export it with open axes{limits}"
 
 
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
