@@ -17,7 +17,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask, check_known
-from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, read_config
+from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, TokenizerConfig, read_config
 
 USUAL_QUESTION = 32
 """Tokens of a question, assumed when `limits` states the longest context."""
@@ -96,6 +96,10 @@ class QuestionAnswering(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        file = TokenizerConfig() if self._model.digest else read_config(self._model.folder)
+        self._has_no_answer = bool(file.cls_token or not file.bos_token)
+        """Whether a special token in front means no answer; one that only begins texts does not."""
+
         specials = self.tokenizer.num_special_tokens_to_add(is_pair=True)
         room = max(1, self.max_tokens - specials - USUAL_QUESTION)
         windows = MAX_WINDOWS if room > self._stride else 1
@@ -129,7 +133,7 @@ class QuestionAnswering(TextTask):
             texts["context"],
             fields.get("allow_no_answer", False),
             windows,
-            (ids == ids[:1]) & (encoding.special_tokens_mask[0] == 1),
+            (ids == ids[:1]) & (encoding.special_tokens_mask[0] == 1) & self._has_no_answer,
             word_places(np.array(encoding.word_ids[part], float)),
             np.array(encoding.offsets[part]),
         )

@@ -35,7 +35,10 @@ class TextClassification(TextTask, Classification):
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
         """Returns `labels` and `text`; see `Task.from_export`."""
         if config.problem_type == REGRESSION:
-            raise ValueError("problem_type is regression, which has no classes")
+            raise ValueError(
+                f"problem_type is regression, with {len(config.labels)} labels instead of one; to call "
+                'the graph with token ids, write a model.json with "task": "tensor"'
+            )
         activation = "sigmoid" if config.independent else "softmax"
         text = text_pipeline(folder, config).model_copy(update={"activation": activation})
         return {"labels": config.labels, "text": text}

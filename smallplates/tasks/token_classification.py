@@ -17,7 +17,7 @@ from tokenizers import Encoding
 
 from smallplates.errors import InvalidRequestError
 from smallplates.models.huggingface import Config
-from smallplates.models.scores import softmax
+from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
 from smallplates.tasks.text import Reading, Span, TextTask, check_known, names_of
@@ -103,6 +103,7 @@ class TokenClassification(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._activation = ACTIVATIONS[self._model.description.text_pipeline.activation]
         model = json.loads(self._model.tokenizer().read_bytes())["model"]
         self._marks_subwords = bool(model.get("continuing_subword_prefix"))
         self._unknown = model.get("unk_id", self.tokenizer.token_to_id(model.get("unk_token") or ""))
@@ -157,11 +158,11 @@ class TokenClassification(TextTask):
         passage: Passage = prepared.context
         entities: list[Entity] = []
         for window, (logits,) in zip(passage.windows, outputs, strict=True):
+            parts = self._parts(passage, window, self._activation(logits))
             if passage.strategy == NONE:
-                entities += self._parts(passage, window, softmax(logits))
+                entities += parts
             else:
-                groups = neighbours(self._parts(passage, window, softmax(logits)))
-                entities += map(self._together, groups)
+                entities += map(self._together, neighbours(parts))
         ignored = passage.ignored
         kept = [each for each in entities if each.get("entity_group", each.get("entity")) not in ignored]
         return [{"entities": kept if len(outputs) == 1 else without_overlaps(kept)}]

@@ -37,6 +37,8 @@ class TokenizerConfig(File):
     truncation_side: Literal["left", "right"] = "right"
     padding_side: Literal["left", "right"] = "right"
     pad_token: str | dict[str, Any] | None = None
+    bos_token: str | dict[str, Any] | None = None
+    cls_token: str | dict[str, Any] | None = None
     tokenizer_class: str | None = None
     do_lower_case: bool | None = None
     strip_accents: bool | None = None

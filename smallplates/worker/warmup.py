@@ -8,7 +8,7 @@ that will call the backend.
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,9 +18,11 @@ from smallplates.engine.backend import Backend
 from smallplates.engine.report import Profile
 from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.logging import logger
+from smallplates.models.comparison import difference, relative
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 from smallplates.settings import Settings
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from smallplates.worker.precision_check import TOGETHER, sample_images
 
 NEARLY_BEST = 0.95  # share of the best throughput
 ROUNDS_S = 0.05  # seconds of measuring per size if nothing disturbs it
@@ -39,6 +41,9 @@ MAX_CALL_S = 0.25
 
 MAX_FIRST_CALL_S = 0.5
 """Batches of varying sizes are not tried at all if smaller ones suggest that they take longer."""
+
+MIXED = 0.1
+"""Largest difference of images in a batch from each alone; int8 may have a scale for the whole batch."""
 
 EXAMPLES = (0, 1, 2)
 """Integers that warm-up tries as all numbers of a graph's inputs, until the graph computes them."""
@@ -76,13 +81,31 @@ def warm_up(
         )
         profiles.append(by_length)
     first = list(profiles[0].values())
+    cap = max(choose_cap(settings, batch_ms) for batch_ms in first)
+    if cap > 1 and images_depend(backend, signatures[0], first[0]):
+        logger().warning("images in a batch change each other's results: each is computed alone")
+        cap = 1
     distinct = {(each.inputs[0].name, each.elements(each.limits)): each for each in signatures}
     return Profile(
         batch_ms=first[len(first) // 2],
-        batch_cap=max(choose_cap(settings, batch_ms) for batch_ms in first),
+        batch_cap=cap,
         max_batch_elements=max_batch_elements,
         largest_ms=max(largest_ms(backend, signature) for signature in distinct.values()),
     )
+
+
+def images_depend(backend: Backend, signature: Signature, sizes: Collection[int]) -> bool:
+    """Returns whether images are computed otherwise in a batch, of one of the `sizes`, than alone.
+
+    A network that normalises over its batch is an example. Nobody else compares image classifiers.
+    """
+    size = max((size for size in sizes if size <= TOGETHER), default=1)
+    if not signature.normalises or size == 1 or 1 not in sizes:
+        return False
+    height, width, _ = signature.inputs[0].shape_at({})
+    images = sample_images((height, width))[:size]
+    alone = np.concatenate([backend.infer(signature, [image[None]])[0] for image in images])
+    return difference([alone], backend.infer(signature, [images]), relative).worst > MIXED
 
 
 def with_examples(backend: Backend, signatures: Sequence[Signature]) -> Iterator[Signature]:
@@ -271,12 +294,24 @@ def run(backend: Backend, signature: Signature, size: int, sizes: dict[str, int]
                 f"the model cannot compute {size} inputs at once; if its file has a fixed "
                 f"batch size, export it with a variable one, or set SERVING_MAX_BATCH_SIZE=1: {reason}"
             ) from error
-        raise ConfigurationError(f"the model cannot compute an input: {reason}") from error
+        raise ConfigurationError(
+            f"the model cannot compute an input: {reason}{cure_for_sizes(signature, sizes)}"
+        ) from error
     if signature.checks_finite and not all(np.isfinite(array).all() for array in outputs):
         raise ConfigurationError(
             "the model returns numbers that are not finite for an input of zeros: "
             "its weights, or mean and std in model.json, are wrong"
         )
+
+
+def cure_for_sizes(signature: Signature, sizes: Mapping[str, int]) -> str:
+    """Returns what helps if a graph computes one size only of axes that it declares as open."""
+    if not sizes:
+        return ""
+    tried = " and ".join(f"{axis} = {size}" for axis, size in sizes.items())
+    is_text = not signature.failure_is_client_error
+    limits = "" if is_text else ", or set limits in model.json to the sizes that it computes"
+    return f"; it had {tried}: if the graph computes other sizes only, export it with open axes{limits}"
 
 
 def choose_cap(settings: Settings, profile: dict[int, float]) -> int:

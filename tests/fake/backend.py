@@ -108,7 +108,8 @@ class FakeBackend:
         (batch,) = inputs
         if not signature.normalises:
             batch = batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8)
-        return [self.obey(batch)]
+        is_plain = (batch[:, :1, :1] == batch[:, -1:, -1:]).all(-1, keepdims=True)  # not warm-up's own
+        return [self.obey(np.where(is_plain, batch, 0))]
 
     def obey_numbers(self, inputs: Sequence[Array]) -> Sequence[Array]:
         """Obeys the inputs of SEVERAL or of LENGTHS."""

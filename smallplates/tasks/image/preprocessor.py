@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
+from smallplates.errors import ConfigurationError
 from smallplates.models.description import ImagePipeline
 from smallplates.models.huggingface import File, configuration_errors, read
 
@@ -24,6 +25,8 @@ UNCROPPED = ("ViT", "Beit", "Siglip", "Pvt", "Segformer")
 """Image processors that crop only if their file says so; in transformers 4, also BEiT's cropped."""
 
 CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
+
+CURE = 'to call the graph with prepared images, write a model.json with "task": "tensor"'
 
 Sizes = PositiveInt | dict[str, PositiveInt]
 Channels = float | tuple[float, float, float]
@@ -109,9 +112,12 @@ def image_pipeline(folder: Path) -> ImagePipeline:
     path = folder / PREPROCESSOR
     if not path.exists():
         raise ValueError(f"{PREPROCESSOR} is missing beside it: save the model's image processor there")
-    file = read(path, Preprocessor)
-    with configuration_errors(path):
-        return file.pipeline()
+    try:
+        file = read(path, Preprocessor)
+        with configuration_errors(path):
+            return file.pipeline()
+    except ConfigurationError as error:
+        raise ConfigurationError("; ".join((str(error), CURE))) from error
 
 
 def sides(field: str, size: Sizes | None, square: bool) -> int | tuple[int, int]:

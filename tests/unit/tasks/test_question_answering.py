@@ -105,6 +105,16 @@ def test_a_tokeniser_without_special_tokens_has_none_for_no_answer(tmp_path: Pat
     assert answer["score"] == pytest.approx((np.exp(9) / np.exp([9, 2]).sum()) ** 2, abs=1e-6)
 
 
+def test_a_token_that_only_begins_texts_does_not_mean_no_answer(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    for tokens, others in (({"bos_token": "[CLS]"}, 0), ({"bos_token": "x", "cls_token": "[CLS]"}, 1)):
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+        answer, none = answers(folder, "soup", 2, allow_no_answer=True)
+        expected = 1 / ((1 + others * np.exp(4 - 2)) * (1 + others * np.exp(4 - 9)))
+        assert answer["score"] == pytest.approx(expected, abs=1e-6)
+        assert (none["score"] > 0) == bool(others)
+
+
 def test_equal_texts_are_one_answer(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     best_answers = answers(folder, "bread Wonderful and wonderful", 2)

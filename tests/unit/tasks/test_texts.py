@@ -105,7 +105,13 @@ OWN_CODE = {"auto_map": {"AutoTokenizer": ["x", None]}}
 @pytest.mark.parametrize(
     ("save", "config", "graph", "files", "words"),
     [
-        (exports.saved, {"problem_type": "regression"}, {}, {}, "problem_type is regression"),
+        (
+            exports.saved,
+            {"problem_type": "regression"},
+            {},
+            {},
+            'is regression, with .* "task": "tensor"',
+        ),
         (exports.saved, {"architectures": ["BertForMaskedLM"]}, {}, {}, "is BertForMaskedLM"),
         (exports.saved, {"auto_map": {"AutoConfig": "x"}}, {}, {}, r"config\.json .*auto_map"),
         (exports.saved, {}, {}, {"tokenizer_config.json": OWN_CODE}, r"izer_config\.json .*auto_map"),

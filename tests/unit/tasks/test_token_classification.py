@@ -3,6 +3,7 @@
 `tests/transformers` compares the entities with those of transformers' pipeline.
 """
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from smallplates.errors import RequestError
 from smallplates.models.comparison import labels_of_tokens
+from smallplates.models.folder import Model
 from tests import exports
 from tests.served_task import ServedTask, loaded
 
@@ -48,6 +50,16 @@ def test_tokens_are_entities_without_a_strategy(tmp_path: Path) -> None:
         ]
     ]
     assert list(entities[0]) == ["entity", "score", "index", "word", "start", "end"]
+
+
+def test_a_model_json_may_name_the_sigmoid(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    content = json.loads(Model.read(folder).description.model_dump_json(exclude_none=True))
+    content["text"]["activation"] = "sigmoid"
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "model.json").write_text(json.dumps(content))
+    assert found(folder, TEXT)[0]["score"] == pytest.approx(1 / (1 + math.exp(-3)))
 
 
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])

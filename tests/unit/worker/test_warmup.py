@@ -3,6 +3,7 @@ refused.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -179,3 +180,30 @@ def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_integers(
             assert len(refused) == 3 * needed  # lengths
         refused.clear()
     assert seen == used
+
+
+@pytest.mark.parametrize("depends", [True, False])
+def test_images_that_change_each_others_results_are_computed_alone(depends: bool) -> None:
+    class Normalised:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            batch = inputs[0].mean(axis=tuple(range(1, inputs[0].ndim)))[:, None] * np.arange(11)
+            return [(batch - depends * batch.mean(axis=0)).astype(np.float32)]
+
+    backend: Any = Normalised()
+    profile = warmup.warm_up(backend, [IMAGES], [1, 2, 4], Settings(max_batch_size=4))
+    assert profile.batch_cap == (1 if depends else 4)
+
+
+@pytest.mark.parametrize(("is_graph", "words"), [(True, "set limits in model.json"), (False, "axes$")])
+def test_the_refusal_of_a_graph_traced_at_one_size_says_what_to_do(is_graph: bool, words: str) -> None:
+    class Traced:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            return [inputs[0].reshape(-1, 10)]
+
+    varying = TensorSpec("x", "float32", ("time",))
+    traced = Signature(
+        "traced", (varying,), (varying,), limits={"time": 512}, failure_is_client_error=is_graph
+    )
+    with pytest.raises(ConfigurationError, match=rf"an input: .*; it had time = 16: if .*{words}"):
+        warmup.try_out(Traced(), [traced])  # type: ignore[arg-type]
+    warmup.try_out(Traced(), [replace(traced, limits={"time": 10})])  # type: ignore[arg-type]
