@@ -31,6 +31,7 @@ from smallplates.models.description import (
     Int8Verdict,
     Kind,
     ModelDescription,
+    folder_name,
     name_of,
 )
 from smallplates.models.task_kinds import TENSOR, kind_of
@@ -58,7 +59,7 @@ class Model:
         ConfigurationError.
         """
         if folder.suffix == ".onnx" and folder.is_file():
-            own = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
+            own = folder_name(folder.parent) if folder.name == GRAPH else folder.stem
             description = ModelDescription(name=name or name_of(folder, own), version="1", task=TENSOR)
             return cls(folder.parent, description, folder)
         path = folder / "model.json"
@@ -208,7 +209,7 @@ def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription
         numbers = {graph.parent.name for graph in folder.glob("*/*.onnx") if has_graph(graph.parent)}
         version = max(filter(re.compile("[1-9][0-9]*").fullmatch, numbers), key=int, default="1")
     if has_graph(folder / version) or (version == "1" and has_graph(folder)):
-        name = name or name_of(folder, folder.resolve().name)
+        name = name or name_of(folder, folder_name(folder))
         return ModelDescription(name=name, version=version, task=TENSOR)
     return None
 

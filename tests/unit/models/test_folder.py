@@ -194,6 +194,23 @@ def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
         Model.read(folder / "net 3.onnx")
 
 
+def test_a_link_to_a_folder_gives_the_model_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "snapshots" / "5e3c7df7"
+    target.mkdir(parents=True)
+    (target / "model.onnx").touch()
+    link = tmp_path / "prices"
+    link.symlink_to(target)
+    for place in (link, link / "model.onnx"):
+        assert Model.read(place).description.name == "prices"
+    (target / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    (target / "tokenizer.json").write_text("{}")
+    assert Model.read(link).description.name == "prices"
+    monkeypatch.chdir(target)
+    assert Model.read(Path()).description.name == "5e3c7df7"
+
+
 def test_a_given_name_replaces_one_that_cannot_be_a_models(tmp_path: Path) -> None:
     for folder, file in (("caf\xe9 v2", "net.onnx"), ("a=b", "1/model.onnx"), ("sums", "my net.onnx")):
         graph = tmp_path / folder / file
