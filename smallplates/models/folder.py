@@ -38,6 +38,8 @@ from smallplates.models.task_kinds import TENSOR, kind_of
 from smallplates.settings import OF_A_MODEL, Settings
 
 MAX_NAMES = 5  # listed in a message
+INSIDE = ("model.json", "config.json", GRAPH)
+"""Files that show that a folder is a model."""
 
 
 class Model:
@@ -227,11 +229,15 @@ def only_graph(folder: Path) -> str | None:
 
 def what_is_missing(folder: Path) -> str:
     """Returns in words what a folder needs to be a model folder, and what it contains."""
+    if folder.is_file():
+        return (
+            "it is a file, but not an .onnx file; `smallplates export torchvision` makes a folder of "
+            "the weights of an image classifier, and a Python class can load any file"
+        )
     if not folder.is_dir():
         return "there is no such folder or .onnx file"
-    models = sorted(path.parent.name for path in folder.glob("*/model.json"))
-    models += sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if models:
+    found = {path.parent.name for file in INSIDE for path in folder.glob(f"*/{file}")}
+    if models := sorted(found - {"onnx"}):  # optimum's folder for the graph of an export
         return f"it contains several models; name one of them: {list_names(models)}"
     names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"

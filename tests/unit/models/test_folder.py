@@ -174,6 +174,23 @@ def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
             Model.read(tmp_path / name)
 
 
+def test_a_file_of_another_kind_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    weights = tmp_path / "resnet18.pth"
+    weights.touch()
+    with pytest.raises(ConfigurationError, match=r"it is a file, .* `smallplates export torchvision`"):
+        Model.read(weights)
+
+
+def test_a_folder_of_models_names_those_of_every_kind(tmp_path: Path) -> None:
+    for file in ("food/model.json", "food/config.json", "mood/config.json", "graph/model.onnx", "x/y"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(
+        ConfigurationError, match=r"several models; name one of them: food, graph, mood$"
+    ):
+        Model.read(tmp_path)
+
+
 def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     folder = tmp_path / "sums"
     folder.mkdir()
