@@ -49,6 +49,10 @@ ZIPMAP_CURE = (
     '; convert the classifier again with options={"zipmap": False}, or with zipmap=False, '
     "or remove the node ZipMap"
 )
+STRING_CURE = (
+    "; a classifier should return numbers, whose names are `labels` in model.json; texts need a Python "
+    "class"
+)
 Axis = int | str
 
 
@@ -325,5 +329,6 @@ def dtype(value: onnx.ValueInfoProto) -> str:
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         words = TensorProto.DataType.Name(number)
-        raise ConfigurationError(f"{value.name} has the type {words}, which is not supported")
+        cure = STRING_CURE if number == TensorProto.STRING else ""
+        raise ConfigurationError(f"{value.name} has the type {words}, which is not supported{cure}")
     return str(helper.tensor_dtype_to_np_dtype(number))

@@ -33,7 +33,7 @@ SHOWN_NUMBERS = 3  # of a vector
 
 Inputs = Annotated[
     list[str] | None,
-    typer.Argument(help="Image files; texts with --embed and --rerank.", metavar="INPUT..."),
+    typer.Argument(help="Image files; texts with --embed and --rerank.", metavar="INPUT"),
 ]
 Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
 Questions = Annotated[

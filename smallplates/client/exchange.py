@@ -143,10 +143,10 @@ class Exchange:
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise ValueError(f"the request cannot be sent: {error}") from error
         except httpx.ConnectTimeout as error:
-            text = "the service could not be reached in time"
+            text = f"{self._options.address} could not be reached in time"
             raise UnreachableError(text, request_id=request_id) from error
         except httpx.TransportError as error:
-            text = f"no connection to the service, or it broke: {error}".rstrip(": ")
+            text = f"no connection to {self._options.address}, or it broke: {error}".rstrip(": ")
             raise UnreachableError(text, request_id=request_id) from error
 
 

@@ -72,6 +72,12 @@ class Options:
             raise ValueError("pauses cannot be negative")
 
     @property
+    def address(self) -> str:
+        """The URL for messages: without the name and password that it may contain."""
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+    @property
     def uses_proxies(self) -> bool:
         """True when the environment's proxies are used; false for loopback."""
         return self.trust_env and not is_loopback(urlsplit(self.url).hostname or "")

@@ -3,6 +3,7 @@
 `folder.py` reads them from files, `huggingface.py` creates them from an export.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -187,6 +188,11 @@ class Int8Verdict(BaseModel):
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a model's name."""
+
+
+def folder_name(folder: Path) -> str:
+    """Returns the name of a folder as the user wrote it: that of a symbolic link, not of its target."""
+    return Path(os.path.abspath(folder)).name  # noqa: PTH100 - resolve() follows links
 
 
 def name_of(path: Path, name: str) -> str:

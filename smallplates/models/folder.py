@@ -31,12 +31,15 @@ from smallplates.models.description import (
     Int8Verdict,
     Kind,
     ModelDescription,
+    folder_name,
     name_of,
 )
 from smallplates.models.task_kinds import TENSOR, kind_of
 from smallplates.settings import OF_A_MODEL, Settings
 
 MAX_NAMES = 5  # listed in a message
+INSIDE = ("model.json", "config.json", GRAPH)
+"""Files that show that a folder is a model."""
 
 
 class Model:
@@ -58,7 +61,7 @@ class Model:
         ConfigurationError.
         """
         if folder.suffix == ".onnx" and folder.is_file():
-            own = folder.resolve().parent.name if folder.name == GRAPH else folder.stem
+            own = folder_name(folder.parent) if folder.name == GRAPH else folder.stem
             description = ModelDescription(name=name or name_of(folder, own), version="1", task=TENSOR)
             return cls(folder.parent, description, folder)
         path = folder / "model.json"
@@ -208,7 +211,7 @@ def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription
         numbers = {graph.parent.name for graph in folder.glob("*/*.onnx") if has_graph(graph.parent)}
         version = max(filter(re.compile("[1-9][0-9]*").fullmatch, numbers), key=int, default="1")
     if has_graph(folder / version) or (version == "1" and has_graph(folder)):
-        name = name or name_of(folder, folder.resolve().name)
+        name = name or name_of(folder, folder_name(folder))
         return ModelDescription(name=name, version=version, task=TENSOR)
     return None
 
@@ -226,11 +229,15 @@ def only_graph(folder: Path) -> str | None:
 
 def what_is_missing(folder: Path) -> str:
     """Returns in words what a folder needs to be a model folder, and what it contains."""
+    if folder.is_file():
+        return (
+            "it is a file, but not an .onnx file; `smallplates export torchvision` makes a folder of "
+            "the weights of an image classifier, and a Python class can load any file"
+        )
     if not folder.is_dir():
         return "there is no such folder or .onnx file"
-    models = sorted(path.parent.name for path in folder.glob("*/model.json"))
-    models += sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if models:
+    found = {path.parent.name for file in INSIDE for path in folder.glob(f"*/{file}")}
+    if models := sorted(found - {"onnx"}):  # optimum's folder for the graph of an export
         return f"it contains several models; name one of them: {list_names(models)}"
     names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from smallplates.errors import ConfigurationError, in_words
-from smallplates.models.description import ModelDescription, name_of
+from smallplates.models.description import ModelDescription, folder_name, name_of
 from smallplates.models.task_kinds import HEADS, kinds_of_export
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -96,7 +96,7 @@ def export(folder: Path, version: str | None, name: str = "") -> ModelDescriptio
     if config.model_type is None and config.architectures is None:
         return None  # config.json belongs to another program
     with configuration_errors(path, folder):
-        return description(folder, config, name or name_of(folder, folder.resolve().name))
+        return description(folder, config, name or name_of(folder, folder_name(folder)))
 
 
 def description(folder: Path, config: Config, name: str) -> ModelDescription:

@@ -166,6 +166,9 @@ def test_errors_of_the_paths(backend_url: str) -> None:
     check_error(requests.get(f"{base}/nothing", timeout=10), 404, "")
     check_error(requests.delete(f"{base}/models/{PHOTOS}", timeout=10), 405, "")
     check_error(post(backend_url, {}, f"{PHOTOS}:regress"), 404, ":predict")
+    check_error(
+        post(backend_url, {}, f"{PHOTOS}/labels/stable:predict"), 404, "NAME/versions/VERSION:predict"
+    )
     check_error(post(backend_url, {}, PHOTOS), 404, ":predict")
     check_error(post(backend_url, {}, f"{PHOTOS}/versions/9:predict"), 404, "version")
     check_error(post(backend_url, b"x" * (21 * 2**20)), 413, "20971520")

@@ -213,6 +213,9 @@ def import_class(name: str, folder: Path) -> Any:
     Nothing is imported from the model folder, `folder`: a source of data must not be a source of code.
     """
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").replace("/", ".")
+        raise ConfigurationError(f"{name!r} names a file; write {dotted}:{attribute or 'Class'}")
     if not attribute:
         raise ConfigurationError(f"{name!r} is not a class in the form module:Class")
     try:
@@ -221,17 +224,25 @@ def import_class(name: str, folder: Path) -> Any:
                 raise ConfigurationError(
                     f"{module} is in the model's folder, from which no code is imported: move it"
                 )
-        declared = getattr(import_module(module), attribute, None)
+        code = import_module(module)
+        declared = getattr(code, attribute, None)
     except (Exception, SystemExit) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{module} cannot be imported: {summary(error)}") from error
     if not isinstance(declared, type):
-        raise ConfigurationError(f"{name!r} is not a class in the form module:Class")
+        own = [each for each, value in vars(code).items() if is_own_class(value, code.__name__)]
+        found = f"; its classes are {', '.join(own)}" if own else ""
+        raise ConfigurationError(f"{module} has no class {attribute!r}{found}")
     for wanted in ("Request", "Answer", "load", "infer"):
         if getattr(declared, wanted, None) in (None, getattr(PythonTask, wanted, None)):
             raise ConfigurationError(f"{name} has no {wanted}")
     return declared
+
+
+def is_own_class(value: Any, module: str) -> bool:
+    """Returns whether a value is a class that a module defines itself, and does not only import."""
+    return isinstance(value, type) and value.__module__ == module
 
 
 def is_outside(module: str, folder: Path) -> bool:

@@ -126,7 +126,9 @@ class Route(APIRoute):
         if scope["method"] not in (self.methods or ()):
             same = (each for each in scope["app"].routes if getattr(each, "path", None) == self.path)
             allowed = sorted(method for each in same for method in each.methods)
-            raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
+            use = " or ".join(each for each in allowed if each != "HEAD")
+            detail = f"{scope['method'][:80]} is not supported at this path; use {use}"
+            raise HTTPException(405, detail, headers={"Allow": ", ".join(allowed)})
         takes_request = self.dependant.request_param_name is not None
         given = {"request": Request(scope, receive)} if takes_request else {}
         response = await self.endpoint(**given, **scope["path_params"])

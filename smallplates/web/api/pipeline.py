@@ -38,13 +38,14 @@ BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only;
 class KeyCheck:
     """Compares bearer tokens with a key in constant time; without a key, everything is allowed."""
 
-    def __init__(self, key: SecretStr | None) -> None:
+    def __init__(self, key: SecretStr | None, kind: str = "API") -> None:
+        self._kind = kind
         self._key = key.get_secret_value().encode() if key else None
 
     def check(self, authorization: str) -> None:
         """Checks an Authorization header or the gRPC metadata of that name. Raises UnauthorizedError."""
         if not self.accepts(authorization):
-            raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+            raise UnauthorizedError(f"a valid {self._kind} key is needed: Authorization: Bearer KEY")
 
     def accepts(self, authorization: str) -> bool:
         """Returns whether an Authorization header has the key; True if no key is set."""

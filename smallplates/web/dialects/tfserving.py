@@ -246,7 +246,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     @routes.post("/v1/models/{rest}", include_in_schema=False)
     @routes.post("/v1/models/{rest:path}:{verb}", include_in_schema=False)
     async def other_verb(rest: str, verb: str = "") -> Response:  # noqa: ARG001
-        raise NotFoundError("only the method :predict is supported")
+        raise NotFoundError("only NAME:predict and NAME/versions/VERSION:predict are supported")
 
 
 def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:

@@ -33,6 +33,9 @@ QUIET_PATHS = {
 }
 """Paths of probes and of the page's own checks, which are logged at level debug and not traced."""
 
+NO_PATH = "Not Found"
+"""All that the web framework says about a path that no route has."""
+
 LINES_A_SECOND = 20
 VALID_ID = re.compile(r"[!-~]{1,128}")
 IDS = random.Random()
@@ -111,7 +114,9 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
     """
     given = error
     if isinstance(error, HTTPException):
-        error = by_status(error.status_code, str(error.detail), error.headers)
+        has_reason = error.detail != NO_PATH
+        detail = error.detail if has_reason else f"there is no path {context.path[:80]}; /docs lists all"
+        error = by_status(error.status_code, detail, error.headers)
     elif not isinstance(error, ServingError):
         logger().error("request failed", exc_info=error, request_id=context.request_id)
         error = InternalError(HIDDEN)

@@ -18,6 +18,14 @@ def test_every_command_is_listed(name: str) -> None:
     assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
 
 
+def test_ask_takes_any_number_of_inputs() -> None:
+    assert (
+        CliRunner()
+        .invoke(app, ["ask", "--help"])
+        .output.startswith("Usage: smallplates ask [OPTIONS] [INPUT]...\n")
+    )
+
+
 def test_quantize_has_two_spellings() -> None:
     told = [CliRunner().invoke(app, [name, "--help"]).output for name in ("quantize", "quantise")]
     assert told[0].partition("\n")[2] == told[1].partition("\n")[2] != ""

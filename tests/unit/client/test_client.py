@@ -354,9 +354,17 @@ def test_nobody_listens(stub: StubApi, client: Client) -> None:
     stub.down()
     calls: list[Callable[[], object]] = [client.ready, client.model]
     for call in (lambda: client.predict(PHOTO, request_id="r-3"), *calls):
-        with pytest.raises(UnreachableError) as caught:
+        with pytest.raises(UnreachableError, match=f"no connection to {stub.url}, or") as caught:
             call()
         assert (caught.value.status, caught.value.retryable) == (None, True)
+
+
+def test_messages_name_the_address_without_a_password() -> None:
+    with (
+        Client("http://ann:secret@127.0.0.1:1/api", tries=1) as client,
+        pytest.raises(UnreachableError, match=r"^no connection to http://127\.0\.0\.1:1/api, or"),
+    ):
+        client.predict(PHOTO)
 
 
 def test_connections_are_kept_and_replaced(stub: StubApi, client: Client) -> None:

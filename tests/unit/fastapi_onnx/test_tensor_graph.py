@@ -265,7 +265,7 @@ def test_trees_answer_with_the_probability_of_each_class(tmp_path: Path, axis: i
             r'mapped is not a tensor.* options={"zipmap": False}, or with zipmap=False, or remove'
             " the node ZipMap$",
         ),
-        (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING"),
+        (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING.*`labels` in"),
         (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
         (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
         (sequence(), "y is not a tensor, but has the type sequence(?!.*zipmap)"),

@@ -174,6 +174,23 @@ def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
             Model.read(tmp_path / name)
 
 
+def test_a_file_of_another_kind_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    weights = tmp_path / "resnet18.pth"
+    weights.touch()
+    with pytest.raises(ConfigurationError, match=r"it is a file, .* `smallplates export torchvision`"):
+        Model.read(weights)
+
+
+def test_a_folder_of_models_names_those_of_every_kind(tmp_path: Path) -> None:
+    for file in ("food/model.json", "food/config.json", "mood/config.json", "graph/model.onnx", "x/y"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(
+        ConfigurationError, match=r"several models; name one of them: food, graph, mood$"
+    ):
+        Model.read(tmp_path)
+
+
 def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     folder = tmp_path / "sums"
     folder.mkdir()
@@ -192,6 +209,23 @@ def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     (folder / "net 3.onnx").touch()
     with pytest.raises(ConfigurationError, match=r"'net 3' cannot be a model's name.*NAME=FOLDER"):
         Model.read(folder / "net 3.onnx")
+
+
+def test_a_link_to_a_folder_gives_the_model_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "snapshots" / "5e3c7df7"
+    target.mkdir(parents=True)
+    (target / "model.onnx").touch()
+    link = tmp_path / "prices"
+    link.symlink_to(target)
+    for place in (link, link / "model.onnx"):
+        assert Model.read(place).description.name == "prices"
+    (target / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    (target / "tokenizer.json").write_text("{}")
+    assert Model.read(link).description.name == "prices"
+    monkeypatch.chdir(target)
+    assert Model.read(Path()).description.name == "5e3c7df7"
 
 
 def test_a_given_name_replaces_one_that_cannot_be_a_models(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Repository:
     def __init__(self, service: InferenceService, catalog: ModelCatalog) -> None:
         self._service = service
         self._catalog = catalog
-        self._check_admin = KeyCheck(service.settings.admin_key)
+        self._check_admin = KeyCheck(service.settings.admin_key, "admin")
         keys = (service.settings.api_key, service.settings.admin_key)
         self._keys = [KeyCheck(key) for key in keys if key]
 

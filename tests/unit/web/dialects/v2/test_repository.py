@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from smallplates.errors import InvalidRequestError
+from smallplates.errors import InvalidRequestError, UnauthorizedError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -82,3 +82,13 @@ async def test_a_model_may_be_unloaded_while_it_is_listed(tmp_path: Path) -> Non
     service = InferenceService(Settings(), Mock(shares_ports=False), {})
     rows = await Repository(service, Mock(entries=listed)).index(False, "")
     assert [(row["version"], row["state"]) for row in rows] == [("2", "READY"), ("1", "UNAVAILABLE")]
+
+
+def test_a_load_with_the_api_key_asks_for_the_admin_key() -> None:
+    settings = Settings(api_key="guest", admin_key="admin")
+    repository = Repository(Mock(InferenceService, settings=settings), Mock())
+    repository.check_allowed("Bearer admin")
+    with pytest.raises(
+        UnauthorizedError, match="a valid admin key is needed: Authorization: Bearer KEY"
+    ):
+        repository.check_allowed("Bearer guest")
