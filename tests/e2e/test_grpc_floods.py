@@ -101,7 +101,7 @@ def test_half_a_message_ends_in_time(service: Service) -> None:
             for stream, (path, data) in zip(streams, product((INFER, LIVE), halves), strict=True):
                 peer.call(stream, path)
                 assert peer.send(stream, data) == len(data)
-        assert service.answers()
+        wait_for(lambda: answers_again(service))
 
         def all_ended() -> bool:
             for peer in slow:
@@ -167,11 +167,12 @@ def test_a_flood_of_connections(service: Service) -> None:
 
 
 def answers_again(service: Service) -> bool:
-    """False as long as connections are refused."""
+    """False as long as connections are refused, or a busy machine delays the message beyond its time."""
     try:
         return service.answers()
     except grpc.RpcError as error:
-        assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017 what is waited for
+        allowed = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert error.code() in allowed  # noqa: PT017 what is waited for
         return False
 
 

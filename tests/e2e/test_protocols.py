@@ -177,7 +177,7 @@ def test_versions_are_loaded_by_tritons_clients(versions: dict[str, str]) -> Non
     with fake_service(versions, instances="1", **more) as (url, _):
         client: Any = triton.InferenceServerClient(url.removeprefix("http://"))
         chief = {"authorization": "Bearer chief"}
-        with pytest.raises(InferenceServerException, match="API key"):
+        with pytest.raises(InferenceServerException, match="admin key"):
             client.load_model("food_classifier")
         policy = json.dumps({"version_policy": {"specific": {"versions": [2]}}})
         client.load_model("food_classifier", headers=chief, config=policy)
