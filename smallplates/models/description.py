@@ -191,7 +191,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 def folder_name(folder: Path) -> str:
-    """Returns the name of a folder as the user wrote it: that of a symbolic link, not of its target."""
+    """Returns a folder's name; a symbolic link keeps its own, and does not take its target's."""
     return Path(os.path.abspath(folder)).name  # noqa: PTH100 - resolve() follows links
 
 

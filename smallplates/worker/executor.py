@@ -67,23 +67,9 @@ MAX_PADDING = 1.3
 """Elements of a padded batch, relative to those of its items."""
 
 
-@dataclass(frozen=True)
-class BatchBuffer:
-    """Memory into which the inputs of one batch are copied; unused pages cost nothing."""
-
-    arrays: list[list[Array]]
-    """[rows, *shape] for each input of each signature; 0 rows if the input's sizes vary."""
-
-    @classmethod
-    def allocate(cls, memory: Memory, size: int) -> "BatchBuffer":
-        """Returns a buffer for batches of up to `size` items, or of a signature's fixed batch size."""
-
-        def room(signature: Signature, spec: TensorSpec) -> Array:
-            rows = 0 if spec.varies else max(size, signature.batch_size)
-            return np.zeros((rows, *spec.shape_at(signature.limits)), spec.dtype)
-
-        signatures = memory.layout.signatures
-        return cls([[room(tensors, spec) for spec in tensors.inputs] for tensors in signatures])
+Buffer = list[list[Array]]
+"""Memory into which the inputs of one batch are copied: [rows, *shape] for each input of each signature;
+0 rows if the input's sizes vary. Unused pages cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +77,7 @@ class InFlightBatch:
     """A batch between `BatchExecutor.begin` and `BatchExecutor.finish`."""
 
     slots: list[int]
-    buffer: BatchBuffer
+    buffer: Buffer
     outputs: Compute
     """Computes or waits for the outputs, each [slots, ...]; raises the backend's error."""
 
@@ -105,7 +91,7 @@ class BatchExecutor:
         self._queue = queue
         self._done_fds = done_fds
         self._trial = AllCoresTrial()
-        self._free_buffers: list[BatchBuffer] = []
+        self._free_buffers: list[Buffer] = []
         """Buffers for batches in flight beyond the current ones."""
 
         self.backend: Backend | None = None
@@ -130,7 +116,7 @@ class BatchExecutor:
         """Sets the batch cap, at most the largest bucket, and allocates the buffers."""
         self.set_cap(min(cap, self.buckets[-1]) if self.buckets else cap)
         count = 2 if self.device else 1
-        self._free_buffers = [BatchBuffer.allocate(self._memory, cap) for _ in range(count)]
+        self._free_buffers = [allocate(self._memory, cap) for _ in range(count)]
 
     def close(self) -> None:
         """Stops the device's thread and closes the backends; no batch may be in flight."""
@@ -315,7 +301,7 @@ class BatchExecutor:
         sizes = self._memory.sizes_of(slot)
         return [int((each.read(slot, sizes) == each.spec.equal_count).sum()) for each in tensors]
 
-    def _gather(self, slots: list[int], buffer: BatchBuffer) -> Compute:
+    def _gather(self, slots: list[int], buffer: Buffer) -> Compute:
         """Gathers the batch's inputs, on a GPU padded to the next bucket.
 
         Returns a function that computes the outputs, each [slots, ...].
@@ -328,7 +314,7 @@ class BatchExecutor:
         backend = self.all_cores_backend if all_cores else self.backend
         assert backend is not None  # noqa: S101 load comes first
         sizes = self._padded_sizes(signature, slots)
-        arrays = zip(tensors.inputs, buffer.arrays[tensors.index], strict=True)
+        arrays = zip(tensors.inputs, buffer[tensors.index], strict=True)
         # pad the batch with copies of its first item: leftovers in the buffer could make it fail,
         # except leftover images, which are always valid
         rows = slots if signature.normalises else slots + slots[:1] * (size - len(slots))
@@ -391,6 +377,16 @@ class BatchExecutor:
             by_owner.setdefault(memory.owner(slot), []).append(record(slot, memory.generation[slot]))
         for owner, values in by_owner.items():
             send(self._done_fds[owner], *values)
+
+
+def allocate(memory: Memory, size: int) -> Buffer:
+    """Returns a buffer for batches of up to `size` items, or of a signature's fixed batch size."""
+
+    def room(signature: Signature, spec: TensorSpec) -> Array:
+        rows = 0 if spec.varies else max(size, signature.batch_size)
+        return np.zeros((rows, *spec.shape_at(signature.limits)), spec.dtype)
+
+    return [[room(each, spec) for spec in each.inputs] for each in memory.layout.signatures]
 
 
 def gather(inputs: Array, slots: list[int], buffer: Array, size: int) -> Array:

@@ -34,7 +34,7 @@ MAX_GROWTH_MS = 10.0
 """A batch that takes longer is not doubled: from there on, waiting costs more than batching saves."""
 
 MAX_BATCH_MS = 150.0
-"""Shorter items get no more elements together than a batch that takes so long: others wait for it."""
+"""A batch that takes longer does not raise the limit of elements: other requests wait for it."""
 
 MAX_CALL_S = 0.25
 """Batches of varying sizes that take longer are not measured further."""
@@ -314,7 +314,7 @@ def cure_for_sizes(signature: Signature, sizes: Mapping[str, int]) -> str:
     return f"; it had {tried}: if the graph computes other sizes only, export it with open axes{limits}"
 
 
-def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
+def choose_cap(settings: Settings, profile: Mapping[int, float]) -> int:
     """Returns the maximum from the settings, or for `auto` the result of `choose_best`.
 
     `profile`: batch size -> milliseconds.
@@ -327,17 +327,20 @@ def choose_cap(settings: Settings, profile: dict[int, float]) -> int:
 def choose_elements(
     signature: Signature, by_length: Mapping[int, Mapping[int, float]], settings: Settings
 ) -> int:
-    """Returns the elements of the largest batch that `choose_best` takes of any length, if it is quick.
+    """Returns the elements of the largest of the batches that `choose_cap` takes for each length.
 
-    If the settings have a maximum of items, that alone counts. `by_length`: length -> batch size ->
-    milliseconds.
+    For `auto`, those longer than the shortest count only if they are quick. `by_length`: length -> batch
+    size -> milliseconds.
     """
-    elements: list[int] = []
-    for length, batch_ms in by_length.items():
-        size = choose_best(batch_ms) if settings.max_batch_size == "auto" else max(batch_ms)
-        if not elements or settings.max_batch_size != "auto" or batch_ms[size] <= MAX_BATCH_MS:
-            elements.append(size * signature.elements(signature.sizes_at(length)))
-    return max(elements)
+    caps = {length: choose_cap(settings, batch_ms) for length, batch_ms in by_length.items()}
+    if settings.max_batch_size == "auto":
+        shortest = min(caps)
+        caps = {
+            length: size
+            for length, size in caps.items()
+            if length == shortest or by_length[length][size] <= MAX_BATCH_MS
+        }
+    return max(size * signature.elements(signature.sizes_at(length)) for length, size in caps.items())
 
 
 def choose_best(batch_ms: Mapping[int, float]) -> int:

@@ -117,7 +117,7 @@ def image_pipeline(folder: Path) -> ImagePipeline:
         with configuration_errors(path):
             return file.pipeline()
     except ConfigurationError as error:
-        raise ConfigurationError("; ".join((str(error), CURE))) from error
+        raise ConfigurationError(f"{error}; {CURE}") from error
 
 
 def sides(field: str, size: Sizes | None, square: bool) -> int | tuple[int, int]:

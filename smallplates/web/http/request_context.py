@@ -114,8 +114,9 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
     """
     given = error
     if isinstance(error, HTTPException):
-        has_reason = error.detail != NO_PATH
-        detail = error.detail if has_reason else f"there is no path {context.path[:80]}; /docs lists all"
+        detail = error.detail
+        if detail == NO_PATH:
+            detail = f"there is no path {context.path[:80]}; /docs lists all paths"
         error = by_status(error.status_code, detail, error.headers)
     elif not isinstance(error, ServingError):
         logger().error("request failed", exc_info=error, request_id=context.request_id)

@@ -69,7 +69,7 @@ def refusals() -> Iterator[tuple[str, str]]:
                 continue
             name = ast.unparse(node.func).rpartition(".")[2]
             text = template(node.args[0])
-            if name == "ConfigurationError" and text.strip("."):
+            if name == "ConfigurationError" and re.search(r"\w", text):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
