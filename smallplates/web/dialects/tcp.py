@@ -291,6 +291,7 @@ class Connection:
         most = inline_bytes(model.task, options.content_type)
         target = Target(model, partial(decode, model, options), inline_bytes=most)
         limits = self._limits(options, model.task)
+        service.check_accepting()
         held.enter_context(self._pipeline.reserve(frame.context, limits, target))
         body = held.enter_context(Body(self._pipeline.reader))
         self._arriving = True

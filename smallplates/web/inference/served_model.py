@@ -20,7 +20,6 @@ from smallplates.engine import gpu_monitor
 from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.statistics import BatchTotals, Timings, Totals
 from smallplates.errors import (
-    DrainingError,
     InvalidRequestError,
     InvalidTensorError,
     NotSupportedError,
@@ -132,9 +131,6 @@ class ServedModel:
         self.created = int(handle.model.path.stat().st_mtime)
         """When the folder changed, in seconds since 1970; it may be gone before the model is."""
 
-        self.draining = False
-        """Whether new requests are refused because the service is shutting down."""
-
         most_ms = self.settings.max_wait_ms
         self._waits = Waits(most_ms), Waits(most_ms)  # interactive, bulk
         self._threads = threads
@@ -188,15 +184,13 @@ class ServedModel:
         self.client.close()
         self.handle.release()
 
-    def check_open(self, is_new: bool = True) -> None:
-        """Raises DrainingError or UnavailableError if no requests, or no new ones, are accepted."""
-        if self.draining and is_new:
-            raise DrainingError("the service is shutting down")
+    def check_open(self) -> None:
+        """Raises UnavailableError if no worker can start."""
         if self.client.is_down:
             raise UnavailableError("no worker is ready")
 
     def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless a worker is ready, or the model is asleep."""
+        """Raises UnavailableError unless a worker is ready, or the model is asleep."""
         self.check_open()
         if not (self.ready_workers or self.asleep):
             raise UnavailableError("no worker is ready")
@@ -264,10 +258,9 @@ class ServedModel:
     def admit(self, options: RequestOptions, signature: int = 0) -> Admission:
         """Admits a request whose body has arrived; the deadline cuts off the context manager's block.
 
-        A drain that began after `refuse_if_full` doesn't refuse the request. Raises UnavailableError;
-        the block also raises OverloadedError and DeadlineExceededError.
+        Raises UnavailableError; the block also raises OverloadedError and DeadlineExceededError.
         """
-        self.check_open(is_new=False)
+        self.check_open()
         self._traffic.note(self.description.name, time.monotonic())
         waits, limits = self._waits[options.bulk], (options.timeout_ms, options.bulk)
         return Admission(self.client, waits, self._metrics, *limits, signature)

@@ -105,7 +105,6 @@ class InferenceService:
         new = self._prepared.pop(key, None)
         if new is None:
             return
-        new.draining = self._draining
         name, report = new.description.name, new.report
         self.reasons.pop(name, None)
         old, served = self.models.get(name), {**self.models, name: new}
@@ -214,8 +213,6 @@ class InferenceService:
     def start_draining(self) -> None:
         """Refuses new requests and aborts loading; accepted requests are still answered."""
         self._draining = True
-        for model in self.models.values():
-            model.draining = True
         self.registry.stop()
 
     async def drain(self) -> None:
@@ -271,6 +268,7 @@ class InferenceService:
             state, reason = "ready", ""
             try:
                 served = self.model(name)
+                self.check_accepting()
                 served.check_ready()
                 if reason := served.asleep:
                     state = "asleep"
