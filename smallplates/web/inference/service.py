@@ -148,9 +148,11 @@ class InferenceService:
     def _retire(self, old: ServedModel | None) -> None:
         """Releases a model's engine once all its requests have been answered."""
         if old:
-            task = asyncio.get_running_loop().create_task(old.close())
-            self._leaving[old] = task
-            task.add_done_callback(lambda _: self._leaving.pop(old, None))
+            self._leaving[old] = asyncio.get_running_loop().create_task(self._leave(old))
+
+    async def _leave(self, old: ServedModel) -> None:
+        await old.close()
+        del self._leaving[old]  # not in a callback, before which `run` could release it once more
 
     # called by the protocols
 
