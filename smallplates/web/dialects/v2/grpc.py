@@ -140,7 +140,8 @@ class Service:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
         with self.calls.record(STREAM, context) as request_context:
-            request, options = messages.parse(pb.ModelInferRequest, data), self._admit(context)
+            request = messages.parse(pb.ModelInferRequest, data)
+            options = self._admit(context)
             response = await self.model_infer(request, context, request_context, options)
             response.parameters["triton_final_response"].bool_param = True
         if (error := request_context.error) is None:
