@@ -11,7 +11,6 @@ import contextlib
 import errno
 import gc
 import os
-import resource
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from fastapi import FastAPI
 from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.settings import Settings
+from smallplates.system.open_files import allow_open_files
 from smallplates.web.http.protocol import Connections, HttpProtocol
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.sockets import bind, cannot_listen
@@ -225,13 +225,7 @@ def most_connections(settings: Settings) -> int:
     others = OTHER_DESCRIPTORS
     others += settings.tcp_max_connections if settings.tcp_port is not None else 0
     others += settings.grpc_max_connections if settings.grpc_port is not None else 0
-    total = settings.max_connections + others
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = total if hard == resource.RLIM_INFINITY else min(total, hard)
-    if soft == resource.RLIM_INFINITY or soft >= total:
-        return settings.max_connections
-    if soft < possible:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    possible = allow_open_files(settings.max_connections + others)
     return max(FEWEST_CONNECTIONS, possible - others)
 
 
