@@ -5,7 +5,8 @@ InternalError the server's errors; docs/api.md lists them all. ConfigurationErro
 it is raised at start, and the service does not start.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -37,6 +38,17 @@ def raise_all(errors: Sequence[ConfigurationError]) -> None:
 def in_one_line(error: BaseException) -> str:
     """Returns an exception's message in one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextlib.contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turns a library's exceptions, of any type, into ConfigurationErrors: `PROBLEM: message`."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{problem}: {in_one_line(error)}") from error
 
 
 class ServingError(Exception):
