@@ -242,8 +242,8 @@ class Task:
         raise NotImplementedError
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
-        """Returns the JSON of an answer; `with_top` adds all candidates."""
-        raise NotImplementedError
+        """Returns the JSON of an answer: the best candidate; tasks that rank add all if `with_top`."""
+        return candidates[0]
 
 
 def result_or_error(function: Callable[..., T], *arguments: Any) -> T | RequestError:

@@ -54,8 +54,6 @@ class Embedding(TextTask):
     answer_schema = EmbeddingResponse.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     example = MappingProxyType({"text": "The soup was wonderful."})
 
     def __init__(self, *arguments: Any) -> None:
@@ -117,7 +115,3 @@ class Embedding(TextTask):
         if normalize:
             vector = vector / max(np.sqrt(vector @ vector), LEAST_LENGTH)
         return [{"embedding": vector}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the vector."""
-        return candidates[0]

@@ -95,6 +95,8 @@ class TextTask(Task):
     """Base class of tasks that tokenise a request's texts."""
 
     request_signature, tensor_signature = TOKENS, TENSOR
+    media_types = ("text/plain",)
+    example_type = "text/plain"
     inline_limit = INLINE_BYTES
     prepares_together = True
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})

@@ -96,8 +96,6 @@ class TokenClassification(TextTask):
     answer_schema = EntitiesResponse.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     reads_offsets = True
     example = MappingProxyType({"text": "Ada Lovelace lived in London.", "aggregation_strategy": SIMPLE})
 
@@ -166,10 +164,6 @@ class TokenClassification(TextTask):
         ignored = passage.ignored
         kept = [each for each in entities if each.get("entity_group", each.get("entity")) not in ignored]
         return [{"entities": kept if len(outputs) == 1 else without_overlaps(kept)}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the entities."""
-        return candidates[0]
 
     def _parts(self, passage: Passage, window: Array, scores: Array) -> Iterator[Entity]:
         """Generates a window's tokens, or its words; `scores` are probabilities [tokens, labels]."""

@@ -32,8 +32,6 @@ class TokenCount(TextTask):
     answer_schema = Count.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     example = MappingProxyType({"text": "warm bread"})
 
     def postprocess(
@@ -42,10 +40,6 @@ class TokenCount(TextTask):
         """Returns the count."""
         ((states,),) = outputs
         return [{"tokens": int(states.sum())}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the count."""
-        return candidates[0]
 
 
 ROW = TaskKind(
