@@ -374,10 +374,13 @@ def check(texts: Texts) -> None:
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         if not text or text.isspace():
             raise InvalidTextError(f"the {name} is empty")
-    if size > MAX_BYTES:
-        raise TextTooLongError(
-            f"{' and '.join(texts)} {has(texts)} {size} bytes; at most {MAX_BYTES} are accepted"
-        )
+    check_bytes(f"{' and '.join(texts)} {has(texts)}", size, MAX_BYTES)
+
+
+def check_bytes(subject: str, size: int, most: int) -> None:
+    """Raises TextTooLongError for more than `most` bytes; `subject` ends with a verb."""
+    if size > most:
+        raise TextTooLongError(f"{subject} {size} bytes; at most {most} are accepted")
 
 
 def size_of(text: str) -> int:

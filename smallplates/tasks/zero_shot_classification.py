@@ -15,17 +15,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
 
-from smallplates.errors import (
-    ConfigurationError,
-    InvalidRequestError,
-    RequestError,
-    TextTooLongError,
-)
+from smallplates.errors import ConfigurationError, InvalidRequestError, RequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, PredictResponse, Prepared, Task, fields_of
-from smallplates.tasks.text import check, names_of, size_of
+from smallplates.tasks.text import check, check_bytes, names_of, size_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
 TEMPLATE = "This example is {}."
@@ -111,10 +106,7 @@ class ZeroShotClassification(TextClassification):
                 )
             size += len(labels) * (size_of(fields["text"]) + size_of(template))
             size += template.count("{") * sum(map(size_of, labels))
-        if size > MAX_PAIRS_BYTES:
-            raise TextTooLongError(
-                f"all pairs of text and label have {size} bytes; at most {MAX_PAIRS_BYTES} are accepted"
-            )
+        check_bytes("all pairs of text and label have", size, MAX_PAIRS_BYTES)
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the text with each label's hypothesis to an item; if too long, the text is cut.
