@@ -21,7 +21,7 @@ from fastapi_onnx.openvino_session import (
     openvino_objection,
 )
 from fastapi_onnx.pooling import needs_vectors, with_vectors
-from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
+from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session, cpu_session
 from fastapi_onnx.signature import graph_signature
 from smallplates.engine.backend import BackendInfo, Trial
 from smallplates.errors import ConfigurationError, library_errors
@@ -287,7 +287,7 @@ def open_session(
         graph_file.check_data(model, path)
         if runtime == OPENVINO:
             return OpenVinoSession(graph, precision, settings, scratch)
-        return OnnxRuntimeSession.on_cpu(graph, settings, scratch)
+        return OnnxRuntimeSession(cpu_session(graph, settings, scratch))
 
 
 def served_graph(model: Model, path: Path) -> bytes | Path:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -84,8 +84,6 @@ class Answer:
     """[items, *shape] for each output of the tensor signature; empty for requests."""
 
     timings: Timings
-    tokens: list[int] = field(default_factory=list)
-    """Number of tokens of each input; see `Timings.tokens`."""
 
 
 class Traffic:
@@ -293,11 +291,10 @@ class ServedModel:
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
         timings = admission.finish(results, self.description.version, truncated)
-        tokens = [prepared[place].tokens for place in places]
-        timings.tokens = sum(tokens)
+        timings.tokens = sum(prepared[place].tokens for place in places)
         answers = [candidates[place] for place in places]
         self._metrics.count_predictions(answers)
-        return Answer(self.task, answers, [], timings, tokens)
+        return Answer(self.task, answers, [], timings)
 
     async def infer(
         self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
@@ -320,14 +317,11 @@ class ServedModel:
 
     def check_finite(self, answer: Answer) -> None:
         """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
-        if answer.arrays:
-            specs = self.signatures[self.task.tensor_signature or 0].outputs
-            for spec, array in zip(specs, answer.arrays, strict=True):
-                finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-                if not finite.all():
-                    raise InvalidTensorError(
-                        f"the {spec.name} of element {finite.argmin()} is not finite"
-                    )
+        specs = self.signatures[self.task.tensor_signature or 0].outputs
+        for spec, array in zip(specs, answer.arrays, strict=True):
+            finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+            if not finite.all():
+                raise InvalidTensorError(f"the {spec.name} of element {finite.argmin()} is not finite")
 
     async def _first_part(
         self, inputs: Sequence[Input], bulk: bool
