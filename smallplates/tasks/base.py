@@ -181,7 +181,8 @@ class Task:
 
         `schemas` are those that a Python task declares, see `engine.backend.DeclaredBackend`.
         """
-        self._model = model
+        self._model, self._settings = model, settings
+        self._signatures, self._schemas = signatures, schemas
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
@@ -279,10 +280,10 @@ class Classification(Task):
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
 
-    def __init__(self, model: Model, *arguments: Any) -> None:
-        super().__init__(model, *arguments)
-        text = model.description.text
-        self.labels = model.labels
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        text = self._model.description.text
+        self.labels = self._model.labels
         self.most_candidates = len(self.labels)
         self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 

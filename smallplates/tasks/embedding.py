@@ -58,9 +58,8 @@ class Embedding(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        model, _, signatures, _ = arguments
-        self._pipeline: EmbeddingPipeline = model.description.embedding_pipeline
-        self.dimensions = int(signatures[TOKENS].outputs[0].shape[0])
+        self._pipeline = self._model.description.embedding_pipeline
+        self.dimensions = int(self._signatures[TOKENS].outputs[0].shape[0])
         """Length of the model's vectors."""
 
         self.pooling = self._pipeline.pooling

@@ -70,7 +70,7 @@ class Ranking(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.most_candidates = self.usual_candidates = arguments[1].max_request_items
+        self.most_candidates = self.usual_candidates = self._settings.max_request_items
         self.limits = {**self.limits, "texts": self.most_candidates, "texts_bytes": MAX_TEXTS_BYTES}
 
     @classmethod

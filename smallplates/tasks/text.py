@@ -26,7 +26,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Fields, Prepared, Schema, Task, result_or_error
+from smallplates.tasks.base import Fields, Prepared, Task, result_or_error
 from smallplates.tasks.tokenizer import load_tokenizer, quick_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
@@ -107,14 +107,12 @@ class TextTask(Task):
     window: int | None = None
     """Maximum tokens per item if long texts are split into several; None if they are not split."""
 
-    def __init__(
-        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
-    ) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """Reads the tokeniser. Raises ConfigurationError."""
-        super().__init__(model, settings, signatures, schemas)
-        signature = signatures[TOKENS]
+        super().__init__(*arguments)
+        signature = self._signatures[TOKENS]
         self._inputs = signature.inputs
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = load_tokenizer(self._model)
         """Without truncation and padding."""
 
         self.quick_tokenizer = quick_tokenizer(self.tokenizer)
@@ -124,7 +122,7 @@ class TextTask(Task):
         """Maximum number of tokens in an item."""
 
         self._stride = min(self.max_tokens // 2, STRIDE)
-        self._truncates = settings.long_text == "truncate"
+        self._truncates = self._settings.long_text == "truncate"
         if self.window is None and not self._truncates:
             self.limits = {**self.limits, "tokens": self.max_tokens}
 

@@ -78,7 +78,7 @@ class ZeroShotClassification(TextClassification):
     def __init__(self, *arguments: Any) -> None:
         """Raises ConfigurationError for labels of which none means entailment."""
         super().__init__(*arguments)
-        self.most_candidates = self.usual_candidates = arguments[1].max_request_items
+        self.most_candidates = self.usual_candidates = self._settings.max_request_items
         self.limits = {**self.limits, "texts_bytes": MAX_PAIRS_BYTES}
         entailment = entailment_of(self.labels)
         if entailment is None:

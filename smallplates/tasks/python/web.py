@@ -61,15 +61,13 @@ class PythonRequests(Task):
     takes_json = True
     inline_limit = INLINE_BYTES  # copying small requests is cheap
 
-    def __init__(
-        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
-    ) -> None:
-        super().__init__(model, settings, signatures, schemas)
-        self._most = signatures[0].limits["request_bytes"]
-        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
-        self.request_schema = schemas.get("request", {})
-        self.answer_schema = schemas.get("answer", {})
-        self.example = schemas.get("example")
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._most = self._signatures[0].limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, self._settings.max_body_bytes)}
+        self.request_schema = self._schemas.get("request", {})
+        self.answer_schema = self._schemas.get("answer", {})
+        self.example = self._schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
         required = [field for field in self.request if field.required]
