@@ -34,6 +34,9 @@ Schema = Mapping[str, Any]
 Fields = Mapping[str, Any]
 """A request's values by field: str, bytes, numbers, or objects and lists of JSON."""
 
+Outputs = Sequence[Sequence[Array]]
+"""The network's outputs for each item of an input."""
+
 Candidate = Mapping[str, Any]
 """One possible answer: its values by field; with classes also `index`, the index of its class."""
 
@@ -236,10 +239,8 @@ class Task:
         """Turns the fields of many inputs into items; returns the error of an input that has one."""
         return [result_or_error(self.preprocess, fields) for fields in requests]
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
-        """Returns up to `top_k` candidates, best first; `outputs` has the output arrays of each item."""
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
+        """Returns up to `top_k` candidates, best first."""
         raise NotImplementedError
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
@@ -287,9 +288,7 @@ class Classification(Task):
         self.most_candidates = len(self.labels)
         self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the most probable classes."""
         ((logits,),) = outputs
         return [*best(self.labels, logits, top_k, self._activation)]

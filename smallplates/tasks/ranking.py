@@ -13,8 +13,7 @@ from smallplates.models.description import TextPipeline
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
-from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import Direction, TextTask, Truncate, check_bytes, size_of
 
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
@@ -129,9 +128,7 @@ class Ranking(TextTask):
             tokens=sum(parts[text].tokens for text in texts),
         )
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the index and the score of each text, best first."""
         places, is_raw = prepared.context  # the item of each text
         if is_raw is None:

@@ -19,7 +19,7 @@ from smallplates.errors import InvalidRequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import Reading, Span, TextTask, check_known, names_of
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -149,9 +149,7 @@ class TokenClassification(TextTask):
             runs_inline=count <= INLINE_TOKENS,
         )
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns all entities as one candidate."""
         passage: Passage = prepared.context
         entities: list[Entity] = []

@@ -18,8 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from smallplates.errors import ConfigurationError, InvalidRequestError, RequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
-from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, PredictResponse, Prepared, Task, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, PredictResponse, Prepared, Task, fields_of
 from smallplates.tasks.text import check, check_bytes, names_of, size_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
@@ -136,9 +135,7 @@ class ZeroShotClassification(TextClassification):
         """Turns the fields of many inputs into items; see `Task.preprocess_all`."""
         return Task.preprocess_all(self, requests)
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the classes of the request by their probability; without any, those of the model."""
         classes: Classes | None = prepared.context
         if classes is None:

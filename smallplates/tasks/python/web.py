@@ -20,13 +20,14 @@ from smallplates.errors import (
     RequestError,
 )
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import (
     JSON_BODY,
     Candidate,
     Field,
     Fields,
+    Outputs,
     Prepared,
     Schema,
     Task,
@@ -105,9 +106,7 @@ class PythonRequests(Task):
             check_json(data)
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the answer's fields. Raises RejectedError, InvalidRequestError or InvalidJsonError."""
         ((status, answer),) = outputs
         text = answer.tobytes().rstrip()
