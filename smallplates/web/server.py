@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Generator
+from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
@@ -78,16 +79,6 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._complains_again = 0.0
         self._connecting: set[asyncio.Task[None]] = set()
-
-    def make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
-        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-            connections=self.connections,
-        )
-        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -171,8 +162,10 @@ class Server(uvicorn.Server):
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        known = self.config, self.server_state, self.lifespan.state
+        protocol = partial(HttpProtocol, *known, connections=self.connections)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
         except OSError:  # the client has already gone
             connection.close()
             self.connections.remove()
