@@ -156,12 +156,11 @@ class InferenceService:
 
     # called by the protocols
 
-    async def load(self, name: str, version: str | None = None) -> str:
+    async def load(self, name: str, version: str | None = None) -> None:
         """Puts a model, or another version of it, into service without failing requests.
 
         The model must be configured or in the store. `version` defaults to the one in its model.json.
-        Returns the version. Raises NotFoundError, DrainingError, or InvalidRequestError if the version
-        cannot be served.
+        Raises NotFoundError, DrainingError, or InvalidRequestError if the version cannot be served.
         """
         try:
             model = await asyncio.to_thread(Model.read, self._path(name), version, name)
@@ -175,7 +174,6 @@ class InferenceService:
             what = f"version {version}" if version else name
             raise InvalidRequestError(f"{what} cannot be served: {error}") from error
         logger().info("version loaded", model=name, version=version)
-        return version
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service and stops its workers; accepted requests are still answered.
