@@ -154,7 +154,6 @@ class Server(uvicorn.Server):
             with contextlib.suppress(OSError), connection:
                 connection.setblocking(False)
                 connection.send(BUSY)
-            self.connections.remove()
             return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._connecting.add(task)  # the event loop itself keeps only weak references
