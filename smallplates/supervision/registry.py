@@ -31,11 +31,8 @@ ENDING = "the service is shutting down"
 class EnginePlan(NamedTuple):
     """What a model's workers run."""
 
-    backend: str
-    """Name of a `engine.backend.Backend`, as `module:class`."""
-
-    signatures: tuple[Signature, ...]
-    """Ways to call the network; warm-up measures the first."""
+    backend: str  # name of a `engine.backend.Backend`, as `module:class`
+    signatures: tuple[Signature, ...]  # ways to call the network; warm-up measures the first
 
 
 Planner = Callable[[Model], EnginePlan]
@@ -45,15 +42,11 @@ Planner = Callable[[Model], EnginePlan]
 class EngineHandle:
     """An engine with ready workers, as seen by one web process."""
 
-    key: int
-    """Number of the engine in its registry."""
-
+    key: int  # number of the engine in its registry
     model: Model
     fds: EngineFds
     report: WorkerReport
-
-    release: Callable[[], None]
-    """Releases the engine when the web process has stopped using it."""
+    release: Callable[[], None]  # releases the engine when the web process has stopped using it
 
 
 class Engine:

@@ -78,17 +78,10 @@ class Reading:
     """What a request says, before its texts are tokenised."""
 
     texts: Texts
-    side: str | None
-    """End at which too many tokens are cut off; None: they are refused."""
-
-    context: Any = None
-    """See `Prepared.context`."""
-
-    is_cut: bool = False
-    """Whether characters have been cut off."""
-
-    cuts_first: bool = False
-    """Whether of a pair only the first text is cut."""
+    side: str | None  # end at which too many tokens are cut off; None: they are refused
+    context: Any = None  # see `Prepared.context`
+    is_cut: bool = False  # whether characters have been cut off
+    cuts_first: bool = False  # whether of a pair only the first text is cut
 
 
 class TextTask(Task):

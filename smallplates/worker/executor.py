@@ -79,8 +79,7 @@ class InFlightBatch:
 
     slots: list[int]
     buffer: Buffer
-    outputs: Compute
-    """Computes or waits for the outputs, each [slots, ...]; raises the backend's error."""
+    outputs: Compute  # computes or waits for the outputs, each [slots, ...]; raises the backend's error
 
 
 class BatchExecutor:

@@ -60,8 +60,7 @@ class RequestOptions:
     """An admitted request's time limit and priority."""
 
     timeout_ms: int
-    bulk: bool = False
-    """Whether it yields to all interactive requests."""
+    bulk: bool = False  # whether it yields to all interactive requests
 
     def within(self, microseconds: int) -> "RequestOptions":
         """Returns the options for a time limit given in the body; 0 means no limit."""
@@ -74,15 +73,9 @@ class RequestOptions:
 class Answer:
     """A model's answer to one request."""
 
-    task: Task
-    """Task of the version that computed the answer."""
-
-    candidates: list[list[Candidate]]
-    """Candidates for each input, best first; empty for tensors."""
-
-    arrays: list[Array]
-    """[items, *shape] for each output of the tensor signature; empty for requests."""
-
+    task: Task  # of the version that computed the answer
+    candidates: list[list[Candidate]]  # for each input, best first; empty for tensors
+    arrays: list[Array]  # [items, *shape] for each output of the tensor signature; empty for requests
     timings: Timings
 
 
