@@ -11,7 +11,7 @@ from fastapi_onnx.independence import with_compared_items
 from fastapi_onnx.network import FP32, INT8, Network, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from smallplates.engine.backend import BackendInfo
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature
@@ -85,14 +85,9 @@ def load_on_gpu(model: Model, settings: Settings) -> tuple["Network | CudaNetwor
     from fastapi_onnx.cuda import CUDA, CudaNetwork, Device  # a CPU needs none of it
 
     path = model.file("model.onnx")
-    try:
+    with library_errors(f"{path} cannot be loaded on the GPU"):
         device = Device(settings)
         if kind_of(model.description.task).plain_graph:
             return Network.on_gpu(model, settings, device, CUDA), f"cuda:{device.index}", CUDA
         network = CudaNetwork(model, device, settings.precision)
         return network, f"cuda:{device.index}", CUDA
-    except ConfigurationError:
-        raise
-    except Exception as error:  # onnx and onnxruntime raise types of their own, one per cause
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} cannot be loaded on the GPU: {reason}") from error

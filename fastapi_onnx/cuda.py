@@ -146,12 +146,8 @@ class Bound:
 class Network:
     """Graph to compute, with its shapes."""
 
-    graph: onnx.ModelProto
-    """Computes float32 logits [N, classes] of float32 [N, 3, H, W]."""
-
-    fp16: bool
-    """True if it computes in fp16 in between."""
-
+    graph: onnx.ModelProto  # computes float32 logits [N, classes] of float32 [N, 3, H, W]
+    fp16: bool  # true if it computes in fp16 in between
     pipeline: ImagePipeline
     classes: int
 

@@ -21,10 +21,10 @@ from fastapi_onnx.openvino_session import (
     openvino_objection,
 )
 from fastapi_onnx.pooling import needs_vectors, with_vectors
-from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session
+from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session, cpu_session
 from fastapi_onnx.signature import graph_signature
 from smallplates.engine.backend import BackendInfo, Trial
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
@@ -283,16 +283,11 @@ def open_session(
     Raises ConfigurationError.
     """
     graph = partial(served_graph, model, path)
-    try:
+    with library_errors(f"{path} cannot be loaded"):
         graph_file.check_data(model, path)
         if runtime == OPENVINO:
             return OpenVinoSession(graph, precision, settings, scratch)
-        return OnnxRuntimeSession.on_cpu(graph, settings, scratch)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # onnx and the runtimes raise types of their own, one per cause
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} cannot be loaded: {reason}") from error
+        return OnnxRuntimeSession(cpu_session(graph, settings, scratch))
 
 
 def served_graph(model: Model, path: Path) -> bytes | Path:

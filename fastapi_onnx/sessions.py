@@ -53,11 +53,6 @@ class OnnxRuntimeSession:
         self._shrink = ort.RunOptions()
         self._shrink.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
-    @classmethod
-    def on_cpu(cls, graph: Graph, settings: Settings, scratch: Path | None) -> "OnnxRuntimeSession":
-        """Opens a graph with weights shared through `scratch`, or with its own if that fails."""
-        return cls(cpu_session(graph, settings, scratch))
-
     def run(
         self, names: Sequence[str], inputs: Mapping[str, Array], shrink: bool = False
     ) -> list[Array]:

@@ -18,7 +18,7 @@ from fastapi_onnx import whole_batch
 from fastapi_onnx.logits import check_logits
 from fastapi_onnx.normalisation import model_inputs
 from fastapi_onnx.pooling import with_vectors
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
@@ -73,7 +73,7 @@ def graph_signature(
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise ConfigurationError(f"{path} cannot be read as an ONNX graph: {reason}") from error
 
 

@@ -119,7 +119,7 @@ class ApiClient:
         reason = self.not_ready()
         if reason is not None:
             return ApiAnswerError(503, {"code": "unavailable", "detail": reason}, error.headers)
-        return error.with_code("invalid_image")
+        return ApiAnswerError(error.status, {**error.body(), "code": "invalid_image"}, error.headers)
 
     def tensors(self, name: str) -> Any:  # JSON
         """Returns a model's inputs and outputs, as the Open Inference Protocol says. Raises ApiError."""

@@ -84,10 +84,6 @@ class ApiAnswerError(ApiError):
         super().__init__(code, str(body.get("detail", "")), headers, status)
         self._body = body
 
-    def with_code(self, code: str) -> "ApiAnswerError":
-        """Returns the same error with another code."""
-        return ApiAnswerError(self.status, {**self._body, "code": code}, self.headers)
-
     def body(self) -> dict[str, Any]:
         """Returns the API's own JSON."""
         return {**super().body(), **self._body}

@@ -275,9 +275,7 @@ def number(field: FormField, text: str) -> float | int | None:
         value = int(text) if field.whole else float(text)
     except ValueError as error:
         kind = "whole number" if field.whole else "number"
-        raise UploadError(
-            "invalid_form", f"{field.label}: “{text.strip()[:40]}” is not a {kind}"
-        ) from error
+        raise invalid(field, f"“{text.strip()[:40]}” is not a {kind}") from error
     if isinstance(value, float) and not math.isfinite(value):
         raise invalid(field, "the number must be finite")
     return value

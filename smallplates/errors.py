@@ -5,7 +5,8 @@ InternalError the server's errors; docs/api.md lists them all. ConfigurationErro
 it is raised at start, and the service does not start.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pydantic import ValidationError
@@ -39,12 +40,30 @@ def in_one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+@contextlib.contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Turns a library's exceptions, of any type, into ConfigurationErrors: `PROBLEM: message`."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{problem}: {in_one_line(error)}") from error
+
+
 class ServingError(Exception):
     """Error that the service returns with `status`, a machine-readable `code` and a message."""
 
     status = 500
     code = "internal_error"
     headers: Mapping[str, str] = MappingProxyType({})
+
+    def __init_subclass__(
+        cls, status: int = 0, code: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Sets what differs from the base class."""
+        cls.status, cls.code = status or cls.status, code or cls.code
+        cls.headers = MappingProxyType(headers or cls.headers)
 
     def __init__(self, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -53,177 +72,114 @@ class ServingError(Exception):
             self.headers = headers
 
 
-class RequestError(ServingError):
+class RequestError(ServingError, status=400, code="invalid_request"):
     """Error of the client, which must change its request."""
 
-    status = 400
-    code = "invalid_request"
 
-
-class InvalidBodyError(RequestError):
+class InvalidBodyError(RequestError, code="invalid_body"):
     """Body does not match its Content-Encoding."""
 
-    code = "invalid_body"
 
-
-class InvalidJsonError(RequestError):
+class InvalidJsonError(RequestError, code="invalid_json"):
     """Body is not JSON."""
 
-    code = "invalid_json"
 
-
-class InvalidBase64Error(RequestError):
+class InvalidBase64Error(RequestError, code="invalid_base64"):
     """Text is not base64."""
 
-    code = "invalid_base64"
 
-
-class InvalidImageError(RequestError):
+class InvalidImageError(RequestError, code="invalid_image"):
     """File is not a readable image."""
 
-    code = "invalid_image"
 
-
-class InvalidTensorError(RequestError):
+class InvalidTensorError(RequestError, code="invalid_tensor"):
     """Tensor does not match the model's input in type, shape or values."""
 
-    code = "invalid_tensor"
 
-
-class InvalidTextError(RequestError):
+class InvalidTextError(RequestError, code="invalid_text"):
     """Text is empty, or its bytes are not UTF-8."""
 
-    code = "invalid_text"
 
-
-class RejectedError(RequestError):
+class RejectedError(RequestError, code="invalid_input"):
     """Model's own code or graph rejects the input."""
 
-    code = "invalid_input"
 
-
-class UnauthorizedError(RequestError):
+class UnauthorizedError(
+    RequestError, status=401, code="unauthorized", headers={"WWW-Authenticate": "Bearer"}
+):
     """API key is missing or wrong."""
 
-    status = 401
-    code = "unauthorized"
-    headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
-
-class NotFoundError(RequestError):
+class NotFoundError(RequestError, status=404, code="not_found"):
     """Path, model or version does not exist."""
 
-    status = 404
-    code = "not_found"
 
-
-class MethodNotAllowedError(RequestError):
+class MethodNotAllowedError(RequestError, status=405, code="method_not_allowed"):
     """Path does not support this method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class SlowBodyError(RequestError):
+class SlowBodyError(RequestError, status=408, code="request_timeout", headers={"Connection": "close"}):
     """Body did not arrive in time."""
 
-    status = 408
-    code = "request_timeout"
-    headers = MappingProxyType({"Connection": "close"})
 
-
-class PayloadTooLargeError(RequestError):
+class PayloadTooLargeError(RequestError, status=413, code="payload_too_large"):
     """Body, or the answer to a large request, has more bytes than the limit."""
 
-    status = 413
-    code = "payload_too_large"
 
-
-class ImageTooLargeError(RequestError):
+class ImageTooLargeError(RequestError, status=413, code="image_too_large"):
     """Image has more pixels than the limit."""
 
-    status = 413
-    code = "image_too_large"
 
-
-class TextTooLongError(RequestError):
+class TextTooLongError(RequestError, status=413, code="text_too_long"):
     """Text has more bytes or tokens than the limit."""
 
-    status = 413
-    code = "text_too_long"
 
-
-class UnsupportedMediaTypeError(RequestError):
+class UnsupportedMediaTypeError(RequestError, status=415, code="unsupported_media_type"):
     """Content type or encoding is not supported."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class InvalidRequestError(RequestError):
+class InvalidRequestError(RequestError, status=422):
     """Request does not match the schema."""
 
-    status = 422
 
-
-class WrongTaskError(RequestError):
+class WrongTaskError(RequestError, code="wrong_task"):
     """Model does not do what this path is for."""
 
-    code = "wrong_task"
 
-
-class RetryableError(ServingError):
+class RetryableError(ServingError, status=503, code="unavailable", headers={"Retry-After": "1"}):
     """Temporary refusal: the same request may succeed after `Retry-After` seconds."""
 
-    status = 503
-    code = "unavailable"
-    headers = MappingProxyType({"Retry-After": "1"})
 
-
-class OverloadedError(RetryableError):
+class OverloadedError(RetryableError, code="overloaded"):
     """All slots, connections or buffers are in use."""
 
-    code = "overloaded"
 
-
-class DrainingError(RetryableError):
+class DrainingError(RetryableError, code="draining"):
     """Service is shutting down."""
-
-    code = "draining"
 
 
 class UnavailableError(RetryableError):
     """Model is not ready."""
 
 
-class NotSupportedError(ServingError):
+class NotSupportedError(ServingError, status=501, code="not_supported"):
     """This part of a protocol is not supported, or not for this model or with these settings."""
 
-    status = 501
-    code = "not_supported"
 
-
-class DeadlineExceededError(ServingError):
+class DeadlineExceededError(ServingError, status=504, code="deadline_exceeded"):
     """Request exceeded its deadline."""
-
-    status = 504
-    code = "deadline_exceeded"
 
 
 class InternalError(ServingError):
     """Server or the model's own code failed."""
 
 
-class WorkerCrashedError(InternalError):
+class WorkerCrashedError(InternalError, code="worker_crashed"):
     """Request crashed two workers, the second while running alone."""
 
-    code = "worker_crashed"
 
-
-class WorkerTimeoutError(InternalError):
+class WorkerTimeoutError(InternalError, code="worker_timeout"):
     """Request exceeded the time limit for a batch twice, the second time while running alone."""
-
-    code = "worker_timeout"
 
 
 def by_status(status: int, detail: str, headers: Mapping[str, str] | None) -> ServingError:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
-from smallplates.errors import ConfigurationError
+from smallplates.errors import library_errors
 
 
 def plugins(kind: str, name: str = "") -> Iterator[Any]:
@@ -14,10 +14,6 @@ def plugins(kind: str, name: str = "") -> Iterator[Any]:
     """
     for entry in entry_points(group=f"smallplates.{kind}s"):
         if name in ("", entry.name):
-            try:
+            with library_errors(f"the {kind} {entry.name} cannot be imported"):
                 plugin = entry.load()
-            except Exception as error:  # whatever the other package raises
-                raise ConfigurationError(
-                    f"the {kind} {entry.name} cannot be imported: {error}"
-                ) from error
             yield plugin

@@ -46,7 +46,7 @@ def free_port() -> int:
 def wait_until_answers(url: str, process: subprocess.Popen[str], seconds: float = 300) -> None:
     """Polls `url` until it answers 200; fails early if the process has ended."""
     end = time.monotonic() + seconds
-    while not processes.answers(url):
+    while processes.get(url) is None:
         if process.poll() is not None:
             raise RuntimeError(f"exit code {process.returncode} before {url} answered")
         if time.monotonic() > end:

@@ -31,57 +31,50 @@ TCP_FIELDS = ("request_id", "ms")  # of the protocol, not of the answer
 
 SHOWN_NUMBERS = 3  # of a vector
 
-Inputs = Annotated[
-    list[str] | None,
-    typer.Argument(help="Image files; texts with --embed and --rerank.", metavar="INPUT"),
-]
-Texts = Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")]
-Questions = Annotated[
-    list[str] | None, typer.Option(help="Question about the context; may be repeated.")
-]
-ContextFile = Annotated[
-    typer.FileText | None,
-    typer.Option(help="Context of the questions: a text file in UTF-8; - reads stdin."),
-]
-Embed = Annotated[bool, typer.Option("--embed", help="Compute the vectors of the texts.")]
-Rerank = Annotated[
-    str | None, typer.Option(help="Sort the texts by this query.", metavar="QUERY", show_default=False)
-]
-Fields = Annotated[
-    list[str] | None, typer.Option("--json", help="Request as a JSON object; may be repeated.")
-]
-Url = Annotated[
-    str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
-]
-Key = Annotated[str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")]
-Model = Annotated[str | None, typer.Option(help="Name of the model; by default the default model.")]
-TopK = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Classes, answers or texts to print for each request; by default 1, with --rerank all.",
-    ),
-]
-Timeout = Annotated[
-    float, typer.Option(min=0.001, help="Timeout per request in seconds, retries included.")
-]
-Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Photos to send at the same time.")]
-
 
 def main(
-    inputs: Inputs = None,
-    text: Texts = None,
-    question: Questions = None,
-    context_file: ContextFile = None,
-    embed: Embed = False,
-    rerank: Rerank = None,
-    fields: Fields = None,
-    url: Url = DEFAULT_URL,
-    api_key: Key = None,
-    model: Model = None,
-    top_k: TopK = None,
-    timeout_s: Timeout = 30.0,
-    concurrency: Concurrency = 4,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Image files; texts with --embed and --rerank.", metavar="INPUT"),
+    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")] = None,
+    question: Annotated[
+        list[str] | None, typer.Option(help="Question about the context; may be repeated.")
+    ] = None,
+    context_file: Annotated[
+        typer.FileText | None,
+        typer.Option(help="Context of the questions: a text file in UTF-8; - reads stdin."),
+    ] = None,
+    embed: Annotated[bool, typer.Option("--embed", help="Compute the vectors of the texts.")] = False,
+    rerank: Annotated[
+        str | None,
+        typer.Option(help="Sort the texts by this query.", metavar="QUERY", show_default=False),
+    ] = None,
+    fields: Annotated[
+        list[str] | None, typer.Option("--json", help="Request as a JSON object; may be repeated.")
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="Base URL of the service, or tcp://HOST:PORT.", envvar="SERVING_URL")
+    ] = DEFAULT_URL,
+    api_key: Annotated[
+        str | None, typer.Option(help="The service's API key.", envvar="SERVING_API_KEY")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model; by default the default model.")
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Classes, answers or texts to print for each request; by default 1, with --rerank all.",
+        ),
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.001, help="Timeout per request in seconds, retries included.")
+    ] = 30.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, help="Photos to send at the same time.")
+    ] = 4,
 ) -> None:
     """Sends requests to a running service. The exit code is 1 if any request fails."""
     queries = [] if rerank is None else [rerank]

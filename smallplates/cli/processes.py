@@ -172,11 +172,6 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def answers(url: str) -> bool:
-    """Returns whether GET `url` answers 200; never asks through a proxy."""
-    return get(url) is not None
-
-
 def answer(url: str) -> dict[str, Any]:
     """Returns the JSON object that `url` answers with 200; an empty one for any other answer."""
     try:

@@ -20,29 +20,6 @@ from smallplates.settings import OF_A_MODEL, Settings, flag, variable_of_model
 
 PACKAGES = {"onnx": "fastapi_onnx", "pt": "fastapi_pt"}
 
-Places = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[NAME=]FOLDER",
-        help="Model folders, .onnx files, or model ids of the Hugging Face Hub (org/name). By default, "
-        "a model that classifies food.",
-        show_default=False,
-    ),
-]
-Backend = Annotated[
-    str, typer.Option(help="onnx, pt (PyTorch), or the name of a package.", metavar="onnx|pt")
-]
-ModelName = Annotated[
-    str | None, typer.Option(help="Serve the model under this name (single model only).", metavar="NAME")
-]
-Revision = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a model on the Hugging Face Hub.")
-]
-NoPage = Annotated[bool, typer.Option("--no-page", help="Serve only the API.")]
-Ray = Annotated[
-    bool, typer.Option("--ray", help="Serve three replicas on a local Ray cluster.", hidden=True)
-]
-
 
 def show_all(context: typer.Context, wanted: bool) -> None:
     """Prints the help with every option, and ends."""
@@ -53,19 +30,33 @@ def show_all(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Show every option.")
-]
-
-
 def serve(
-    places: Places = None,
-    backend: Backend = "onnx",
-    served_model_name: ModelName = None,
-    revision: Revision = None,
-    no_page: NoPage = False,
-    ray: Ray = False,
-    help_all: HelpAll = False,  # noqa: ARG001 its callback does all
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]FOLDER",
+            help="Model folders, .onnx files, or model ids of the Hugging Face Hub (org/name). By "
+            "default, a model that classifies food.",
+            show_default=False,
+        ),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="onnx, pt (PyTorch), or the name of a package.", metavar="onnx|pt")
+    ] = "onnx",
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Serve the model under this name (single model only).", metavar="NAME"),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a model on the Hugging Face Hub.")
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve only the API.")] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Serve three replicas on a local Ray cluster.", hidden=True)
+    ] = False,
+    help_all: Annotated[  # noqa: ARG001 its callback does all
+        bool, typer.Option("--help-all", callback=show_all, is_eager=True, help="Show every option.")
+    ] = False,
     **values: str | Path | None,
 ) -> None:
     """Serves models with an API and a web page, until Ctrl-C.

@@ -12,7 +12,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from smallplates.client import answers, calls, native, photos, samples
@@ -55,12 +54,7 @@ class AsyncClient(Options):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

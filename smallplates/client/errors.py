@@ -20,6 +20,10 @@ class ServingClientError(Exception):
 
     code = "error"
 
+    def __init_subclass__(cls, code: str = "") -> None:
+        """Sets the code of a kind of errors."""
+        cls.code = code or cls.code
+
     def __init__(
         self,
         detail: str,
@@ -61,16 +65,12 @@ class ServingClientError(Exception):
         return False
 
 
-class UnreadablePhotoError(ServingClientError):
+class UnreadablePhotoError(ServingClientError, code="unreadable_photo"):
     """Raised when the photo cannot be read from its path or file; nothing was sent."""
 
-    code = "unreadable_photo"
 
-
-class UnreachableError(ServingClientError):
+class UnreachableError(ServingClientError, code="unreachable"):
     """Raised when there was no connection, or it broke; with a status, a gateway reported it."""
-
-    code = "unreachable"
 
     @property
     def retryable(self) -> bool:
@@ -78,34 +78,24 @@ class UnreachableError(ServingClientError):
         return self.status is None
 
 
-class DeadlineExceededError(ServingClientError):
+class DeadlineExceededError(ServingClientError, code="deadline_exceeded"):
     """Raised when the service answered 504 or, with status None, did not answer in time."""
 
-    code = "deadline_exceeded"
 
-
-class InvalidAnswerError(ServingClientError):
+class InvalidAnswerError(ServingClientError, code="invalid_answer"):
     """Raised when something answered, but not as the service's documentation says."""
 
-    code = "invalid_answer"
 
-
-class RequestRefusedError(ServingClientError):
+class RequestRefusedError(ServingClientError, code="invalid_request"):
     """Raised for 4xx: the request has to change."""
 
-    code = "invalid_request"
 
-
-class UnauthorizedError(RequestRefusedError):
+class UnauthorizedError(RequestRefusedError, code="unauthorized"):
     """Raised when the API key is missing or wrong."""
 
-    code = "unauthorized"
 
-
-class ServiceUnavailableError(ServingClientError):
+class ServiceUnavailableError(ServingClientError, code="unavailable"):
     """Raised when the request is fine, but the service cannot take it now."""
-
-    code = "unavailable"
 
     @property
     def retryable(self) -> bool:
@@ -113,10 +103,8 @@ class ServiceUnavailableError(ServingClientError):
         return self.retry_after_s is not None
 
 
-class ServerError(ServingClientError):
+class ServerError(ServingClientError, code="internal_error"):
     """Raised when the service failed. Never retried: the same request would most likely fail again."""
-
-    code = "internal_error"
 
 
 def class_for_status(status: int) -> type[ServingClientError]:

@@ -9,7 +9,6 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 REQUEST = struct.Struct(">IIH")  # length of what follows, id, length of the options
@@ -54,12 +53,7 @@ class TcpClient:
         """Returns itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Closes the connection."""
         self.close()
 

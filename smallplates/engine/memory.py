@@ -54,12 +54,8 @@ class State(IntEnum):
 class SlotLayout:
     """Sizes that determine the mapping's layout; the same in every process."""
 
-    slots: int
-    """Slots of all web processes together: `queue_size` for each."""
-
-    web_processes: int
-    """Number of web processes, or its upper limit: `topology.most_web_processes`."""
-
+    slots: int  # of all web processes together: `queue_size` for each
+    web_processes: int  # number of web processes, or its upper limit: `topology.most_web_processes`
     workers: int
     max_batch: int
     signatures: tuple[Signature, ...]
@@ -91,17 +87,10 @@ class EngineFds:
     web_process: int
     layout: SlotLayout
     memory_fd: int
-    counts_fd: int
-    """Descriptor of `ServiceCounts`."""
-
-    work_fds: tuple[int, int]
-    """Write ends of the work pipes: interactive, bulk."""
-
-    done_fd: int
-    """Read end of the web process's done pipe."""
-
-    wakeup_fd: int
-    """Write end of the pipe that wakes the supervisor to check its workers."""
+    counts_fd: int  # descriptor of `ServiceCounts`
+    work_fds: tuple[int, int]  # write ends of the work pipes: interactive, bulk
+    done_fd: int  # read end of the web process's done pipe
+    wakeup_fd: int  # write end of the pipe that wakes the supervisor to check its workers
 
 
 def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:

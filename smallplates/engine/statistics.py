@@ -68,9 +68,7 @@ class BatchTotals:
     """Totals of all batches of one size, in the order of the numbers in a row."""
 
     executions: int = 0
-    decode_ns: int = 0
-    """Sum over the items of these batches."""
-
+    decode_ns: int = 0  # sum over the items of these batches
     infer_ns: int = 0
     output_ns: int = 0
 

@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from fastapi_onnx.normalisation import PIXELS, TENSOR, model_inputs, with_two_inputs
 from fastapi_onnx.sessions import cpu_session
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import ImagePipeline
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
@@ -33,11 +33,9 @@ def read(path: Path) -> ModelProto:
     """Reads a file, with the weights beside it. Raises ConfigurationError and OSError."""
     with path.open("rb"):
         pass  # for a missing file or a folder OSError is clearer than onnx
-    try:
+    with library_errors(f"{path} is not an ONNX file that can be used"):
         onnx.checker.check_model(str(path), full_check=True)
         return onnx.load(path)
-    except Exception as error:  # onnx has exception types of its own
-        raise ConfigurationError(f"{path} is not an ONNX file that can be used: {error}") from error
 
 
 def convert(model: ModelProto, size: Size, output: str | None) -> tuple[ModelProto, list[str]]:
@@ -150,14 +148,10 @@ def try_out(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
 
     Raises ConfigurationError if the answers are not logits of this many classes.
     """
-    try:
+    with library_errors("ONNX Runtime cannot load the graph"):
         session = cpu_session(
             lambda: with_two_inputs(model, image).SerializeToString(), Settings(device="cpu"), None
         )
-    except ConfigurationError:
-        raise
-    except Exception as error:  # onnxruntime's types have no common base
-        raise ConfigurationError(f"ONNX Runtime cannot load the graph: {error}") from error
     images = precision_check.sample_images(image.output_size)[:2]
     no_tensor = np.empty((0, 3, *image.output_size), np.float32)
 
@@ -165,10 +159,8 @@ def try_out(model: ModelProto, image: ImagePipeline, classes: int) -> list[str]:
         logits: NDArray[np.float32] = session.run(None, {PIXELS: pixels, TENSOR: no_tensor})[0]
         return logits
 
-    try:
+    with library_errors("the graph cannot compute an image"):
         alone = [answers(image[np.newaxis]) for image in images]
-    except Exception as error:
-        raise ConfigurationError(f"the graph cannot compute an image: {error}") from error
     for logits in alone:
         check(logits, classes)
     try:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from fastapi_onnx import gpu_graph, graph_file
 from fastapi_onnx.normalisation import model_input
-from smallplates.errors import ConfigurationError, in_one_line
+from smallplates.errors import library_errors
 from smallplates.export.int8_verdict import Verdict
 from smallplates.models.folder import Model
 
@@ -79,14 +79,12 @@ class Quantiser:
         self._out = out
         self._folder = folder
         self._tensors = gpu_graph.normalise(pixels, model.description.pipeline)
-        try:
+        with library_errors("the graph cannot be simplified"):
             graph, _ = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), self._tensors[:1])
             for index, node in enumerate(graph.graph.node):
                 node.name = node.name or f"{node.op_type}_{index}"
             self._input = model_input(graph).name
             self._lost = means_lost(graph, Reader(self._input, self._tensors))
-        except Exception as error:  # onnx and onnxruntime raise types of their own
-            raise ConfigurationError(f"the graph cannot be simplified: {in_one_line(error)}") from error
         self._graph = folder / "fp32.onnx"
         onnx.save(graph, self._graph)
         self.heavy_nodes = [node.name for node in graph.graph.node if node.op_type in HEAVY]
@@ -104,26 +102,22 @@ class Quantiser:
         onnx.save(with_biases(onnx.load(self._graph), self._lost, chosen), corrected)
         # the ranges are measured without the correction, which weights in fp32 don't need
         graphs = [corrected] if ranges.exists() else [self._graph, corrected]
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), silent_logging():
-                for graph in graphs:
-                    quantize_static(
-                        graph,
-                        self._out,
-                        Reader(self._input, self._tensors[:count]),
-                        per_channel=True,
-                        activation_type=QuantType.QUInt8,
-                        weight_type=QuantType.QInt8,
-                        nodes_to_quantize=list(only),
-                        nodes_to_exclude=list(exclude),
-                        calibrate_method=kind,
-                        extra_options={**options, "CalibStridedMinMax": stride},
-                        calibration_cache_path=ranges,
-                    )
-        except Exception as error:  # the library raises every type
-            raise ConfigurationError(
-                f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"
-            ) from error
+        problem = library_errors("ONNX Runtime cannot quantise the graph")
+        with problem, contextlib.redirect_stdout(io.StringIO()), silent_logging():
+            for graph in graphs:
+                quantize_static(
+                    graph,
+                    self._out,
+                    Reader(self._input, self._tensors[:count]),
+                    per_channel=True,
+                    activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8,
+                    nodes_to_quantize=list(only),
+                    nodes_to_exclude=list(exclude),
+                    calibrate_method=kind,
+                    extra_options={**options, "CalibStridedMinMax": stride},
+                    calibration_cache_path=ranges,
+                )
 
 
 def means_lost(graph: onnx.ModelProto, photos: Reader) -> dict[str, NDArray[np.float32]]:

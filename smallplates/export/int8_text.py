@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.network import Network, open_session, signature_of
-from smallplates.errors import ConfigurationError, RequestError, in_one_line
+from smallplates.errors import ConfigurationError, RequestError, library_errors
 from smallplates.export.int8 import Options
 from smallplates.export.int8_onnx import silent_logging
 from smallplates.export.int8_verdict import Logits, Verdict, comparison, megabytes, milliseconds
@@ -78,17 +78,13 @@ def quantise(source: Path, out: Path) -> None:
 
     Raises ConfigurationError.
     """
-    try:
+    with library_errors("ONNX Runtime cannot quantise the graph"):
         graph = graph_file.read(source)
         stored = restore_float32_weights(graph, graph_file.tensors_outside(source))
         with silent_logging():
             quantize_dynamic(graph, out, QUANTISED, per_channel=True, weight_type=QuantType.QInt8)
         if stored:
             onnx.save(store_weights(onnx.load(out), stored), out)
-    except Exception as error:  # the library raises every type
-        raise ConfigurationError(
-            f"ONNX Runtime cannot quantise the graph: {in_one_line(error)}"
-        ) from error
 
 
 def read(path: Path, model: Model, most: int) -> Sentences:

@@ -9,7 +9,7 @@ import torch
 
 from fastapi_pt.huggingface import ByName, library, token_network
 from fastapi_pt.tokens import examples
-from smallplates.errors import ConfigurationError, in_one_line
+from smallplates.errors import ConfigurationError, library_errors
 from smallplates.export.torch_export import program_of
 from smallplates.models.comparison import relative
 from smallplates.models.folder import Model
@@ -28,13 +28,9 @@ def write(model: Model, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
         graph = Path(folder, path.name)
-        try:
+        with library_errors("PyTorch cannot export the network"):
             export_in_some_form(network, model, graph)
             gap = difference(network, model, graph)
-        except Exception as error:  # of PyTorch's exporter and ONNX Runtime
-            raise ConfigurationError(
-                f"PyTorch cannot export the network: {in_one_line(error)}"
-            ) from error
         if gap > TOLERANCE:
             raise ConfigurationError(f"the exported graph differs from PyTorch by {gap:.2g} (relative)")
         for file in graph.parent.iterdir():

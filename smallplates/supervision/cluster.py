@@ -15,7 +15,6 @@ import contextlib
 import importlib
 import json
 import os
-import resource
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
@@ -32,6 +31,7 @@ from smallplates.supervision.planner import planner, task_of
 from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
+from smallplates.system.open_files import allow_open_files
 from smallplates.web.server import listen
 from smallplates.web.sockets import bind
 
@@ -39,7 +39,7 @@ RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
 PING_S = 5.0
 METRICS = "serving-metrics-"
-OPEN_FILES = 65536  # for hundreds of engines
+OPEN_FILES = 65536  # for hundreds of engines; each takes two for every web process, two for a worker
 
 
 class Cluster:
@@ -65,7 +65,7 @@ class Cluster:
     def run(self) -> int:
         """Serves and returns the exit code. Raises ConfigurationError if the service cannot start."""
         configure_logging(self._settings)
-        allow_open_files()
+        allow_open_files(OPEN_FILES)
         warn_of_unknown_variables([*self._registry.models, *stored_models(self._settings)])
         asyncio.run(self._serve())
         return 0
@@ -254,14 +254,6 @@ class Cluster:
             task = task_of(supervisor.model, self._settings, schemas, signatures)
             count, reason = balance.web_processes(supervisor, task)
             self._registry.web_processes, self._registry.web_processes_reason = count, reason
-
-
-def allow_open_files() -> None:
-    """Raises the limit of open files: each engine takes two for every web process, two for a worker."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def metrics_parent() -> Path | None:

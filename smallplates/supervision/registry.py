@@ -1,16 +1,15 @@
 """Registry: the one owner of what is in service, for the whole service.
 
 It runs where the engines run: in the only web process or, if there are several, in their parent. Every
-change goes through it, one after the other: start, load, switch, unload. An engine's states are
-`loading -> serving -> draining -> gone`. An engine serves when every web process has prepared it, and
-its predecessor is closed when no web process uses it any more.
+change goes through it, one after the other: start, load, switch, unload. An engine is loaded, serves
+when every web process has prepared it, and drains when its successor serves or the model is unloaded; it
+is closed when no web process uses it any more.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -29,23 +28,11 @@ UNLOADED = "unloaded"
 ENDING = "the service is shutting down"
 
 
-class State(StrEnum):
-    """State of an engine."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    DRAINING = "draining"
-    GONE = "gone"
-
-
 class EnginePlan(NamedTuple):
     """What a model's workers run."""
 
-    backend: str
-    """Name of a `engine.backend.Backend`, as `module:class`."""
-
-    signatures: tuple[Signature, ...]
-    """Ways to call the network; warm-up measures the first."""
+    backend: str  # name of a `engine.backend.Backend`, as `module:class`
+    signatures: tuple[Signature, ...]  # ways to call the network; warm-up measures the first
 
 
 Planner = Callable[[Model], EnginePlan]
@@ -55,15 +42,11 @@ Planner = Callable[[Model], EnginePlan]
 class EngineHandle:
     """An engine with ready workers, as seen by one web process."""
 
-    key: int
-    """Number of the engine in its registry."""
-
+    key: int  # number of the engine in its registry
     model: Model
     fds: EngineFds
     report: WorkerReport
-
-    release: Callable[[], None]
-    """Releases the engine when the web process has stopped using it."""
+    release: Callable[[], None]  # releases the engine when the web process has stopped using it
 
 
 class Engine:
@@ -72,7 +55,9 @@ class Engine:
     def __init__(self, key: int, supervisor: Supervisor) -> None:
         self.key = key
         self.supervisor = supervisor
-        self.state = State.LOADING
+        self.is_serving = False
+        """Whether it answers the model's new requests: not while it loads or drains."""
+
         self.free = asyncio.Event()
         """Set while no web process uses it."""
 
@@ -152,7 +137,7 @@ class Registry:
 
         self.counts = ServiceCounts(web_processes)
         self.engines: list[Engine] = []
-        """All that run, in every state."""
+        """All that run, serving or not."""
 
         self.reasons: dict[str, str] = {}
         """Name -> reason why a model is out of service."""
@@ -245,8 +230,8 @@ class Registry:
             if self.reasons.get(name) == reason:  # still
                 await member.withdraw(name, reason)
         failure = None
-        for engine in [engine for engine in self.engines if engine.state is State.SERVING]:
-            if engine.state is State.SERVING:  # still
+        for engine in [engine for engine in self.engines if engine.is_serving]:
+            if engine.is_serving:  # still
                 failure = await self._serve(member, engine) or failure
         if failure:
             raise failure
@@ -263,7 +248,7 @@ class Registry:
 
     def engine_of(self, name: str) -> Engine | None:
         """Returns the engine that serves a model."""
-        engines = (engine for engine in self.engines if engine.state is State.SERVING)
+        engines = (engine for engine in self.engines if engine.is_serving)
         return next((engine for engine in engines if engine.name == name), None)
 
     async def load(self, model: Model) -> None:
@@ -284,7 +269,7 @@ class Registry:
 
         async def change() -> None:
             if engine := self.engine_of(name):
-                engine.state = State.DRAINING
+                engine.is_serving = False
                 await self._withdraw(name, UNLOADED)
                 await self._end(engine)
 
@@ -328,10 +313,10 @@ class Registry:
             await self._end(engine)
             raise
         before = self.engine_of(engine.name)
-        engine.state = State.SERVING
+        engine.is_serving = True
         self.reasons.pop(engine.name, None)
         if before:
-            before.state = State.DRAINING
+            before.is_serving = False
         await all_of(self._serve(member, engine) for member in self.members.values())
         if before:
             await self._end(before)
@@ -380,11 +365,9 @@ class Registry:
 
     async def _end(self, engine: Engine) -> None:
         """Closes an engine once no web process uses it any more."""
-        engine.state = State.DRAINING
         await engine.free.wait()
         self.engines.remove(engine)
         await asyncio.to_thread(engine.supervisor.close)
-        engine.state = State.GONE
 
 
 async def all_of(calls: Iterable[Awaitable[Any]]) -> None:

@@ -25,12 +25,8 @@ class WebProcess:
     popen: subprocess.Popen[bytes]
     sock: socket.socket
     ready: bool = False
-    connections: int = 0
-    """Number of open HTTP connections, as last reported."""
-
-    unanswered: int = 0
-    """Number of pings since its last reply."""
-
+    connections: int = 0  # number of open HTTP connections, as last reported
+    unanswered: int = 0  # number of pings since its last reply
     calls: messages.Calls = field(default_factory=messages.Calls)
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Operating system: usable cores, signals, child processes, the death of a parent process."""
+"""Operating system: usable cores, open files, signals, child processes, a parent process's death."""

@@ -59,11 +59,8 @@ class ThreadTimes(NamedTuple):
     """The kernel's accounting of a thread so far."""
 
     on_core_s: float
-    waited_s: float
-    """Seconds in which it was ready but had no core; a wait is counted when it ends."""
-
-    ready: bool
-    """Whether it runs now or waits for a core."""
+    waited_s: float  # seconds in which it was ready but had no core; a wait is counted when it ends
+    ready: bool  # whether it runs now or waits for a core
 
 
 def thread_times(process: int) -> dict[int, ThreadTimes]:

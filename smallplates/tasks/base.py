@@ -34,6 +34,9 @@ Schema = Mapping[str, Any]
 Fields = Mapping[str, Any]
 """A request's values by field: str, bytes, numbers, or objects and lists of JSON."""
 
+Outputs = Sequence[Sequence[Array]]
+"""The network's outputs for each item of an input."""
+
 Candidate = Mapping[str, Any]
 """One possible answer: its values by field; with classes also `index`, the index of its class."""
 
@@ -181,7 +184,8 @@ class Task:
 
         `schemas` are those that a Python task declares, see `engine.backend.DeclaredBackend`.
         """
-        self._model = model
+        self._model, self._settings = model, settings
+        self._signatures, self._schemas = signatures, schemas
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any] | None:
@@ -235,15 +239,13 @@ class Task:
         """Turns the fields of many inputs into items; returns the error of an input that has one."""
         return [result_or_error(self.preprocess, fields) for fields in requests]
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
-        """Returns up to `top_k` candidates, best first; `outputs` has the output arrays of each item."""
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
+        """Returns up to `top_k` candidates, best first."""
         raise NotImplementedError
 
     def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Any:
-        """Returns the JSON of an answer; `with_top` adds all candidates."""
-        raise NotImplementedError
+        """Returns the JSON of an answer: the best candidate; tasks that rank add all if `with_top`."""
+        return candidates[0]
 
 
 def result_or_error(function: Callable[..., T], *arguments: Any) -> T | RequestError:
@@ -279,16 +281,14 @@ class Classification(Task):
     answer_schema = PredictResponse.model_json_schema()
     answer = fields_of(LabelProbability.model_json_schema())
 
-    def __init__(self, model: Model, *arguments: Any) -> None:
-        super().__init__(model, *arguments)
-        text = model.description.text
-        self.labels = model.labels
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        text = self._model.description.text
+        self.labels = self._model.labels
         self.most_candidates = len(self.labels)
         self._activation = ACTIVATIONS[text.activation if text else "softmax"]
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the most probable classes."""
         ((logits,),) = outputs
         return [*best(self.labels, logits, top_k, self._activation)]

@@ -1,6 +1,5 @@
 """Embedding: a text in, a vector out, with the pooling and the prompts of sentence-transformers."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +13,9 @@ from smallplates.models.description import EmbeddingPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import Config
 from smallplates.models.sentence_transformers import embedding_pipeline, read_length
-from smallplates.models.tensors import Array, Signature
+from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import TOKENS, Direction, Reading, TextTask, Truncate
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -54,15 +53,12 @@ class Embedding(TextTask):
     answer_schema = EmbeddingResponse.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     example = MappingProxyType({"text": "The soup was wonderful."})
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        model, _, signatures, _ = arguments
-        self._pipeline: EmbeddingPipeline = model.description.embedding_pipeline
-        self.dimensions = int(signatures[TOKENS].outputs[0].shape[0])
+        self._pipeline = self._model.description.embedding_pipeline
+        self.dimensions = int(self._signatures[TOKENS].outputs[0].shape[0])
         """Length of the model's vectors."""
 
         self.pooling = self._pipeline.pooling
@@ -108,16 +104,10 @@ class Embedding(TextTask):
         form = dimensions, self._pipeline.normalize if normalize is None else normalize
         return self.to_reading({"text": text}, self.side_of(fields), form, prompt)
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the vector, float32 [dimensions]."""
         ((vector,),), (dimensions, normalize) = outputs, prepared.context
         vector = vector[:dimensions].astype(np.float32)
         if normalize:
             vector = vector / max(np.sqrt(vector @ vector), LEAST_LENGTH)
         return [{"embedding": vector}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the vector."""
-        return candidates[0]

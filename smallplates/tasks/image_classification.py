@@ -47,11 +47,12 @@ class ImageClassification(Classification):
     inline_limit = INLINE_BYTES
     example = MappingProxyType({"image": EXAMPLE.read_bytes()})
 
-    def __init__(self, model: Model, settings: Settings, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """Raises ConfigurationError for a model without an image pipeline."""
-        super().__init__(model, settings, *arguments)
-        self.limits = {"image_pixels": settings.max_image_pixels}
-        self._decoder = ImageDecoder(model.description.pipeline, settings.max_image_pixels)
+        super().__init__(*arguments)
+        most = self._settings.max_image_pixels
+        self.limits = {"image_pixels": most}
+        self._decoder = ImageDecoder(self._model.description.pipeline, most)
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from smallplates.errors import ConfigurationError
 from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask, check_known
 from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, TokenizerConfig, read_config
 
@@ -142,9 +142,7 @@ class QuestionAnswering(TextTask):
         tokens = sum(len(item[0]) for item in items)
         return Prepared(items, passage, runs_inline=runs_inline, tokens=tokens)
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the best answers; scores of texts that differ only in case are added up."""
         passage: Passage = prepared.context
         by_text: dict[str, dict[str, Any]] = {}

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from smallplates.errors import ConfigurationError, InvalidRequestError, TextTooLongError
+from smallplates.errors import ConfigurationError, InvalidRequestError
 from smallplates.models.description import TextPipeline
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
-from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
-from smallplates.tasks.text import Direction, TextTask, Truncate, size_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
+from smallplates.tasks.text import Direction, TextTask, Truncate, check_bytes, size_of
 
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
@@ -70,7 +69,7 @@ class Ranking(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.most_candidates = self.usual_candidates = arguments[1].max_request_items
+        self.most_candidates = self.usual_candidates = self._settings.max_request_items
         self.limits = {**self.limits, "texts": self.most_candidates, "texts_bytes": MAX_TEXTS_BYTES}
 
     @classmethod
@@ -112,16 +111,9 @@ class Ranking(TextTask):
                 f"texts may have 1 to {self.most_candidates} elements, not {len(texts)}"
             )
         size = sum(map(size_of, texts))
-        if size > MAX_TEXTS_BYTES:
-            raise TextTooLongError(
-                f"the texts have {size} bytes; at most {MAX_TEXTS_BYTES} are accepted"
-            )
+        check_bytes("the texts have", size, MAX_TEXTS_BYTES)
         size += len(texts) * size_of(query)
-        if size > MAX_PAIRS_BYTES:
-            raise TextTooLongError(
-                f"the texts, each with the query, have {size} bytes; "
-                f"at most {MAX_PAIRS_BYTES} are accepted"
-            )
+        check_bytes("the texts, each with the query, have", size, MAX_PAIRS_BYTES)
         names: dict[str, str] = {}
         for index, text in enumerate(texts):
             names.setdefault(text, f"element {index} of texts")
@@ -136,9 +128,7 @@ class Ranking(TextTask):
             tokens=sum(parts[text].tokens for text in texts),
         )
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the index and the score of each text, best first."""
         places, is_raw = prepared.context  # the item of each text
         if is_raw is None:

@@ -1,12 +1,9 @@
 """Task for ONNX graphs that are called with raw tensors."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from smallplates.errors import NotSupportedError
-from smallplates.models.folder import Model
-from smallplates.models.tensors import Signature
-from smallplates.settings import Settings
-from smallplates.tasks.base import Fields, Prepared, Schema, Task
+from smallplates.tasks.base import Fields, Prepared, Task
 
 
 class TensorsOnly(Task):
@@ -15,12 +12,10 @@ class TensorsOnly(Task):
     tensor_signature = 0
     takes_json = True  # leaves a body unparsed, as `preprocess` refuses it
 
-    def __init__(
-        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
-    ) -> None:
-        super().__init__(model, settings, signatures, schemas)
-        self.labels = model.labels
-        self.limits = signatures[0].limits
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.labels = self._model.labels
+        self.limits = self._signatures[0].limits
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Always raises NotSupportedError."""

@@ -26,7 +26,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Fields, Prepared, Schema, Task, result_or_error
+from smallplates.tasks.base import Fields, Prepared, Task, result_or_error
 from smallplates.tasks.tokenizer import load_tokenizer, quick_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
@@ -78,23 +78,18 @@ class Reading:
     """What a request says, before its texts are tokenised."""
 
     texts: Texts
-    side: str | None
-    """End at which too many tokens are cut off; None: they are refused."""
-
-    context: Any = None
-    """See `Prepared.context`."""
-
-    is_cut: bool = False
-    """Whether characters have been cut off."""
-
-    cuts_first: bool = False
-    """Whether of a pair only the first text is cut."""
+    side: str | None  # end at which too many tokens are cut off; None: they are refused
+    context: Any = None  # see `Prepared.context`
+    is_cut: bool = False  # whether characters have been cut off
+    cuts_first: bool = False  # whether of a pair only the first text is cut
 
 
 class TextTask(Task):
     """Base class of tasks that tokenise a request's texts."""
 
     request_signature, tensor_signature = TOKENS, TENSOR
+    media_types = ("text/plain",)
+    example_type = "text/plain"
     inline_limit = INLINE_BYTES
     prepares_together = True
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
@@ -105,14 +100,12 @@ class TextTask(Task):
     window: int | None = None
     """Maximum tokens per item if long texts are split into several; None if they are not split."""
 
-    def __init__(
-        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
-    ) -> None:
+    def __init__(self, *arguments: Any) -> None:
         """Reads the tokeniser. Raises ConfigurationError."""
-        super().__init__(model, settings, signatures, schemas)
-        signature = signatures[TOKENS]
+        super().__init__(*arguments)
+        signature = self._signatures[TOKENS]
         self._inputs = signature.inputs
-        self.tokenizer = load_tokenizer(model)
+        self.tokenizer = load_tokenizer(self._model)
         """Without truncation and padding."""
 
         self.quick_tokenizer = quick_tokenizer(self.tokenizer)
@@ -122,7 +115,7 @@ class TextTask(Task):
         """Maximum number of tokens in an item."""
 
         self._stride = min(self.max_tokens // 2, STRIDE)
-        self._truncates = settings.long_text == "truncate"
+        self._truncates = self._settings.long_text == "truncate"
         if self.window is None and not self._truncates:
             self.limits = {**self.limits, "tokens": self.max_tokens}
 
@@ -372,10 +365,13 @@ def check(texts: Texts) -> None:
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         if not text or text.isspace():
             raise InvalidTextError(f"the {name} is empty")
-    if size > MAX_BYTES:
-        raise TextTooLongError(
-            f"{' and '.join(texts)} {has(texts)} {size} bytes; at most {MAX_BYTES} are accepted"
-        )
+    check_bytes(f"{' and '.join(texts)} {has(texts)}", size, MAX_BYTES)
+
+
+def check_bytes(subject: str, size: int, most: int) -> None:
+    """Raises TextTooLongError for more than `most` bytes; `subject` ends with a verb."""
+    if size > most:
+        raise TextTooLongError(f"{subject} {size} bytes; at most {most} are accepted")
 
 
 def size_of(text: str) -> int:

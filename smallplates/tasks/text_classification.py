@@ -27,8 +27,6 @@ class TextClassification(TextTask, Classification):
     request_schema = TextRequest.model_json_schema()
     request = fields_of(request_schema)
     list_fields = ("text", "text_pair")
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     example = MappingProxyType({"text": "The film was wonderful."})
 
     @classmethod

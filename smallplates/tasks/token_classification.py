@@ -19,7 +19,7 @@ from smallplates.errors import InvalidRequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import Reading, Span, TextTask, check_known, names_of
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -96,8 +96,6 @@ class TokenClassification(TextTask):
     answer_schema = EntitiesResponse.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     reads_offsets = True
     example = MappingProxyType({"text": "Ada Lovelace lived in London.", "aggregation_strategy": SIMPLE})
 
@@ -151,9 +149,7 @@ class TokenClassification(TextTask):
             runs_inline=count <= INLINE_TOKENS,
         )
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns all entities as one candidate."""
         passage: Passage = prepared.context
         entities: list[Entity] = []
@@ -166,10 +162,6 @@ class TokenClassification(TextTask):
         ignored = passage.ignored
         kept = [each for each in entities if each.get("entity_group", each.get("entity")) not in ignored]
         return [{"entities": kept if len(outputs) == 1 else without_overlaps(kept)}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the entities."""
-        return candidates[0]
 
     def _parts(self, passage: Passage, window: Array, scores: Array) -> Iterator[Entity]:
         """Generates a window's tokens, or its words; `scores` are probabilities [tokens, labels]."""

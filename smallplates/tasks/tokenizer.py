@@ -9,7 +9,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import DEFAULT_TOKENS, TOKENIZER, Config, File, read
@@ -113,10 +113,8 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
 def load_tokenizer(model: Model) -> Tokenizer:
     """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
     path = model.tokenizer()
-    try:
+    with library_errors(f"{path} cannot be read as a tokeniser"):
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library has no exception type of its own
-        raise ConfigurationError(f"{path} cannot be read as a tokeniser: {error}") from error
     if not model.digest:  # a model.json stands for all files beside it
         read_config(model.folder).apply(tokenizer)
     tokenizer.no_truncation()

@@ -15,17 +15,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
 
-from smallplates.errors import (
-    ConfigurationError,
-    InvalidRequestError,
-    RequestError,
-    TextTooLongError,
-)
+from smallplates.errors import ConfigurationError, InvalidRequestError, RequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
-from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, PredictResponse, Prepared, Task, fields_of
-from smallplates.tasks.text import check, names_of, size_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, PredictResponse, Prepared, Task, fields_of
+from smallplates.tasks.text import check, check_bytes, names_of, size_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
 TEMPLATE = "This example is {}."
@@ -83,7 +77,7 @@ class ZeroShotClassification(TextClassification):
     def __init__(self, *arguments: Any) -> None:
         """Raises ConfigurationError for labels of which none means entailment."""
         super().__init__(*arguments)
-        self.most_candidates = self.usual_candidates = arguments[1].max_request_items
+        self.most_candidates = self.usual_candidates = self._settings.max_request_items
         self.limits = {**self.limits, "texts_bytes": MAX_PAIRS_BYTES}
         entailment = entailment_of(self.labels)
         if entailment is None:
@@ -111,10 +105,7 @@ class ZeroShotClassification(TextClassification):
                 )
             size += len(labels) * (size_of(fields["text"]) + size_of(template))
             size += template.count("{") * sum(map(size_of, labels))
-        if size > MAX_PAIRS_BYTES:
-            raise TextTooLongError(
-                f"all pairs of text and label have {size} bytes; at most {MAX_PAIRS_BYTES} are accepted"
-            )
+        check_bytes("all pairs of text and label have", size, MAX_PAIRS_BYTES)
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the text with each label's hypothesis to an item; if too long, the text is cut.
@@ -144,9 +135,7 @@ class ZeroShotClassification(TextClassification):
         """Turns the fields of many inputs into items; see `Task.preprocess_all`."""
         return Task.preprocess_all(self, requests)
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the classes of the request by their probability; without any, those of the model."""
         classes: Classes | None = prepared.context
         if classes is None:

@@ -8,7 +8,7 @@ import os
 import time
 from collections import Counter as Counting
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -158,23 +158,17 @@ class EngineCollector(Collector):
         """Yields the engines' metrics; called by the registry at each scrape."""
         if not self._memories and not self._failed:
             return
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        depth = gauge("serving_queue_depth", "Inputs that wait for a worker.", labels=MODEL)
-        free = gauge("serving_free_slots", "Inputs that the server can still accept.", labels=MODEL)
-        ready = gauge("serving_ready_workers", "Workers that can compute batches now.", labels=MODEL)
-        asleep = gauge(
-            "serving_model_asleep",
-            "1 while a model has no workers until the next request.",
-            labels=MODEL,
-        )
-        restarts = counter(
-            "serving_worker_restarts", "Workers that died and that the server replaced.", labels=MODEL
-        )
-        cap = gauge("serving_batch_cap", "Largest batch that every worker accepts now.", labels=MODEL)
+        gauge = partial(GaugeMetricFamily, labels=MODEL)
+        counter = partial(CounterMetricFamily, labels=MODEL)
+        depth = gauge("serving_queue_depth", "Inputs that wait for a worker.")
+        free = gauge("serving_free_slots", "Inputs that the server can still accept.")
+        ready = gauge("serving_ready_workers", "Workers that can compute batches now.")
+        asleep = gauge("serving_model_asleep", "1 while a model has no workers until the next request.")
+        restarts = counter("serving_worker_restarts", "Workers that died and that the server replaced.")
+        cap = gauge("serving_batch_cap", "Largest batch that every worker accepts now.")
         full = counter(
             "serving_out_of_memory",
             "Batches that did not fit into a device's memory; each one halved a worker's batch cap.",
-            labels=MODEL,
         )
         for model, memory in self._memories.items():
             for family, value in (
@@ -190,14 +184,18 @@ class EngineCollector(Collector):
         for model in self._failed:
             ready.add_metric([model], 0)
         yield from (depth, free, ready, asleep, restarts, cap, full)
-        yield gauge(
+        yield GaugeMetricFamily(
             "serving_web_processes",
             "Web processes: they speak HTTP and prepare inputs.",
             self._web_processes,
         )
-        cpu_s = web_cpu_seconds(self._shared)
-        yield counter("serving_web_cpu_seconds", "CPU time that the web processes have used.", cpu_s)
-        yield gauge("serving_cores", "CPU cores that this service can use.", cpus.usable())
+        yield CounterMetricFamily(
+            "serving_web_cpu_seconds",
+            "CPU time that the web processes have used.",
+            web_cpu_seconds(self._shared),
+        )
+        cores = cpus.usable()
+        yield GaugeMetricFamily("serving_cores", "CPU cores that this service can use.", cores)
         yield from gpu_metrics(self._memories.values())
 
 
@@ -206,13 +204,10 @@ def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
     seen = {one.index: one for memory in memories for one in gpu_monitor.figures(memory)}
     if not seen:
         return
-    busy = GaugeMetricFamily(
-        "serving_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU.", labels=["gpu"]
-    )
-    used = GaugeMetricFamily(
-        "serving_gpu_memory_used_bytes", "GPU memory in use, by all programs together.", labels=["gpu"]
-    )
-    total = GaugeMetricFamily("serving_gpu_memory_bytes", "GPU memory in total.", labels=["gpu"])
+    gauge = partial(GaugeMetricFamily, labels=["gpu"])
+    busy = gauge("serving_gpu_busy_ratio", "Share of the time in which a kernel ran on the GPU.")
+    used = gauge("serving_gpu_memory_used_bytes", "GPU memory in use, by all programs together.")
+    total = gauge("serving_gpu_memory_bytes", "GPU memory in total.")
     for one in seen.values():
         label = [str(one.index)]
         busy.add_metric(label, one.busy_percent / 100)

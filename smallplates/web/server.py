@@ -11,11 +11,11 @@ import contextlib
 import errno
 import gc
 import os
-import resource
 import signal
 import socket
 import time
 from collections.abc import Generator
+from functools import partial
 from ipaddress import ip_address
 
 import uvicorn
@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.settings import Settings
+from smallplates.system.open_files import allow_open_files
 from smallplates.web.http.protocol import Connections, HttpProtocol
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.sockets import bind, cannot_listen
@@ -78,16 +79,6 @@ class Server(uvicorn.Server):
         self._listener = listener
         self._complains_again = 0.0
         self._connecting: set[asyncio.Task[None]] = set()
-
-    def make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol for a new connection, with uvicorn's arguments and `connections`."""
-        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-            connections=self.connections,
-        )
-        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -163,7 +154,6 @@ class Server(uvicorn.Server):
             with contextlib.suppress(OSError), connection:
                 connection.setblocking(False)
                 connection.send(BUSY)
-            self.connections.remove()
             return
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._connecting.add(task)  # the event loop itself keeps only weak references
@@ -171,8 +161,10 @@ class Server(uvicorn.Server):
 
     async def _connect(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        known = self.config, self.server_state, self.lifespan.state
+        protocol = partial(HttpProtocol, *known, connections=self.connections)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
         except OSError:  # the client has already gone
             connection.close()
             self.connections.remove()
@@ -225,13 +217,7 @@ def most_connections(settings: Settings) -> int:
     others = OTHER_DESCRIPTORS
     others += settings.tcp_max_connections if settings.tcp_port is not None else 0
     others += settings.grpc_max_connections if settings.grpc_port is not None else 0
-    total = settings.max_connections + others
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    possible = total if hard == resource.RLIM_INFINITY else min(total, hard)
-    if soft == resource.RLIM_INFINITY or soft >= total:
-        return settings.max_connections
-    if soft < possible:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    possible = allow_open_files(settings.max_connections + others)
     return max(FEWEST_CONNECTIONS, possible - others)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from smallplates.engine.backend import Backend
 from smallplates.engine.memory import Memory, SignatureSlots, State, TensorSlots, record, send
+from smallplates.errors import in_one_line
 from smallplates.logging import LEVELS, logger
 from smallplates.models.tensors import Array, Signature, TensorSpec, check_outputs
 from smallplates.worker import batch_sizes
@@ -78,8 +79,7 @@ class InFlightBatch:
 
     slots: list[int]
     buffer: Buffer
-    outputs: Compute
-    """Computes or waits for the outputs, each [slots, ...]; raises the backend's error."""
+    outputs: Compute  # computes or waits for the outputs, each [slots, ...]; raises the backend's error
 
 
 class BatchExecutor:
@@ -194,8 +194,7 @@ class BatchExecutor:
                 logger().log(LEVELS[level], "a batch failed, its items are tried alone", size=len(slots))
                 parts = [[slot] for slot in slots]
             elif is_client_error:
-                reason = " ".join(str(error).split())[:MAX_REASON]
-                logger().info("an item cannot be computed", reason=reason)
+                logger().info("an item cannot be computed", reason=in_one_line(error)[:MAX_REASON])
             else:
                 logger().exception("inference failed")
         finally:

@@ -562,6 +562,17 @@ def test_a_stream_of_what_is_no_message(grpc_target: str) -> None:
     assert [bool(answer.error_message) for answer in answers] == [True, True]
 
 
+def test_a_request_of_a_stream_is_named_although_it_is_not_admitted(grpc_target: str) -> None:
+    request = pb.ModelInferRequest(id="mine", model_name=PHOTOS)
+    with grpc.insecure_channel(grpc_target) as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        messages = iter([request.SerializeToString()])
+        (message,) = call(messages, metadata=[("x-priority", "urgent")])
+    answer = pb.ModelStreamInferResponse.FromString(message)
+    assert "X-Priority" in answer.error_message
+    assert answer.infer_response.id == "mine"
+
+
 HOSTILE = [
     {},
     {"inputs": [tensor()] * 2},

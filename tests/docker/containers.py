@@ -91,7 +91,7 @@ def container(
         def ready() -> bool:
             if not inspect(identity)["State"]["Running"]:
                 raise RuntimeError(f"{name} has ended:\n{logs(identity)}")
-            return processes.answers(url + path)
+            return processes.get(url + path) is not None
 
         wait_until(ready, f"{name} ready")
         yield identity, url

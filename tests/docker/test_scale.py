@@ -29,7 +29,9 @@ def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
     assert SERVICES[0] in images
     settings = {**SETTINGS, "BACKEND": SERVICES[0], "API_PORT": url.rpartition(":")[2]}
     with Stack(["scale"], settings, tmp_path).up("fastapi_server", "proxy") as running:
-        wait_until(lambda: processes.answers(f"{url}/health/ready"), "a replica behind the proxy")
+        wait_until(
+            lambda: processes.get(f"{url}/health/ready") is not None, "a replica behind the proxy"
+        )
         yield running
 
 

@@ -67,7 +67,7 @@ def stack(
     }
     with Stack(FILES, settings, folder).up(*RUNNING) as running:
         for name, path in READY.items():
-            wait_until(lambda url=addresses[name] + path: processes.answers(url), name)  # type: ignore[misc]
+            wait_until(lambda url=addresses[name] + path: processes.get(url) is not None, name)  # type: ignore[misc]
         yield running
 
 

@@ -1,14 +1,12 @@
 """A task of another package: one file, with its row; `tests/e2e/test_tasks.py` serves it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from pydantic import BaseModel, Field
 
 from smallplates.models.task_kinds import TaskKind
-from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Outputs, Prepared, fields_of
 from smallplates.tasks.text import TextTask
 
 
@@ -32,20 +30,12 @@ class TokenCount(TextTask):
     answer_schema = Count.model_json_schema()
     answer = fields_of(answer_schema)
     list_fields = ("text",)
-    media_types = ("text/plain",)
-    example_type = "text/plain"
     example = MappingProxyType({"text": "warm bread"})
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the count."""
         ((states,),) = outputs
         return [{"tokens": int(states.sum())}]
-
-    def to_json(self, candidates: Sequence[Candidate], with_top: bool) -> Candidate:
-        """Returns the count."""
-        return candidates[0]
 
 
 ROW = TaskKind(

@@ -85,8 +85,7 @@ class Header:
 
     width: int
     height: int
-    plain: bool
-    """True if `decode_jpeg` reads the file as Pillow would."""
+    plain: bool  # true if `decode_jpeg` reads the file as Pillow would
 
 
 class BoundedFile(io.BytesIO):

@@ -20,13 +20,14 @@ from smallplates.errors import (
     RequestError,
 )
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Signature, TensorSpec
+from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import (
     JSON_BODY,
     Candidate,
     Field,
     Fields,
+    Outputs,
     Prepared,
     Schema,
     Task,
@@ -61,15 +62,13 @@ class PythonRequests(Task):
     takes_json = True
     inline_limit = INLINE_BYTES  # copying small requests is cheap
 
-    def __init__(
-        self, model: Model, settings: Settings, signatures: Sequence[Signature], schemas: Schema
-    ) -> None:
-        super().__init__(model, settings, signatures, schemas)
-        self._most = signatures[0].limits["request_bytes"]
-        self.limits = {"request_bytes": min(self._most, settings.max_body_bytes)}
-        self.request_schema = schemas.get("request", {})
-        self.answer_schema = schemas.get("answer", {})
-        self.example = schemas.get("example")
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._most = self._signatures[0].limits["request_bytes"]
+        self.limits = {"request_bytes": min(self._most, self._settings.max_body_bytes)}
+        self.request_schema = self._schemas.get("request", {})
+        self.answer_schema = self._schemas.get("answer", {})
+        self.example = self._schemas.get("example")
         self.request = declared_fields(self.request_schema, "request")
         self.answer = declared_fields(self.answer_schema, "answer")
         required = [field for field in self.request if field.required]
@@ -107,9 +106,7 @@ class PythonRequests(Task):
             check_json(data)
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
-    def postprocess(
-        self, prepared: Prepared, outputs: Sequence[Sequence[Array]], top_k: int
-    ) -> list[Candidate]:
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the answer's fields. Raises RejectedError, InvalidRequestError or InvalidJsonError."""
         ((status, answer),) = outputs
         text = answer.tobytes().rstrip()

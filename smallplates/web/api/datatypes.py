@@ -8,17 +8,10 @@ import numpy as np
 class DataType(NamedTuple):
     """Type of a tensor's elements."""
 
-    name: str
-    """Name in the Open Inference Protocol."""
-
-    dtype: "np.dtype[Any] | None"
-    """NumPy type, little-endian; None for BYTES."""
-
-    contents: str | None
-    """Field in gRPC's typed contents; None if the type has raw contents only."""
-
-    tensorflow: str
-    """Name in TensorFlow Serving."""
+    name: str  # in the Open Inference Protocol
+    dtype: "np.dtype[Any] | None"  # NumPy type, little-endian; None for BYTES
+    contents: str | None  # field in gRPC's typed contents; None if the type has raw contents only
+    tensorflow: str  # its name in TensorFlow Serving
 
 
 BYTES = "BYTES"

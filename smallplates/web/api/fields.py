@@ -112,12 +112,12 @@ def fields_from_body(
     suits = kind == BYTES or kind.decode("latin-1").startswith(task.media_types)
     if single and (suits or lenient):
         return {single.name: body if single.is_bytes else text_of(body, charset), **more}
-    forms = [MULTIPART.decode()] if names and single else []
-    bodies = [f"{prefix}*" if prefix.endswith("/") else prefix for prefix in task.media_types]
-    known = ["application/json", *forms, *bodies]
+    known = "application/json"
     if single:
-        known = [f"{', '.join(known)} or application/octet-stream"]
-    raise UnsupportedMediaTypeError(f"send {', '.join(known)}, not {kind.decode('latin-1')[:80]!r}")
+        bodies = [f"{prefix}*" if prefix.endswith("/") else prefix for prefix in task.media_types]
+        known = ", ".join([known, *([MULTIPART.decode()] if names else []), *bodies])
+        known += " or application/octet-stream"
+    raise UnsupportedMediaTypeError(f"send {known}, not {kind.decode('latin-1')[:80]!r}")
 
 
 def default_type(task: Task, body: bytes = b"") -> str:

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Trial
+from smallplates.engine.gpu_monitor import GpuFigures
 from smallplates.errors import InvalidRequestError
 from smallplates.models.description import EmbeddingPipeline, ImagePipeline, TextPipeline, Thresholds
 from smallplates.web.api.catalog import ModelCatalog
@@ -31,15 +32,6 @@ class ReadyResponse(HealthResponse):
     models: dict[str, str] = Field(
         description="State of each model: ready, asleep, loading or unavailable."
     )
-
-
-class GpuResponse(BaseModel):
-    """Figures of one GPU in the last second, for all its users."""
-
-    index: int
-    busy_percent: int = Field(description="Share of the time in which any kernel ran.")
-    memory_used_bytes: int
-    memory_total_bytes: int
 
 
 class ModelResponse(BaseModel):
@@ -88,7 +80,10 @@ class ModelResponse(BaseModel):
     web_processes_reason: str | None = Field(description="Why `auto` chose this number.")
     batch_ms: dict[int, float] = Field(description="Measured at warm-up: batch size to ms.")
     idle_threads: int | None = Field(description="Threads for an input that is computed alone.")
-    gpus: list[GpuResponse] = Field(description="Empty on a CPU, or if NVML is missing.")
+    gpus: list[GpuFigures] = Field(
+        description="Figures of the last second; `busy_percent` is the share of the time in which any "
+        "kernel ran. Empty on a CPU, or if NVML is missing."
+    )
 
 
 class ModelState(BaseModel):

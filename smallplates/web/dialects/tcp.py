@@ -116,12 +116,6 @@ def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> Non
         raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
-def parse_options(data: bytes) -> Options:
-    """Parses the options of a request. Raises InvalidJsonError or InvalidRequestError."""
-    options: Options = decode_json(DECODER, data or b"{}", "options object")
-    return options
-
-
 def response(number: int, status: int, content: dict[str, Any]) -> bytes:
     """Returns a response frame; `number` is the request's id, `content` any JSON object."""
     text = dump_json(content)
@@ -283,7 +277,8 @@ class Connection:
         number, options_bytes = HEAD.unpack(await self._read(HEAD.size, "frame"))
         frame.unread, frame.number = size_of_body(length, options_bytes), number
         check_sizes(options_bytes, frame.unread, self._settings.max_body_bytes)
-        options = parse_options(await self._read(options_bytes, "options"))
+        text = await self._read(options_bytes, "options") or b"{}"
+        options: Options = decode_json(DECODER, text, "options object")
         frame.context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
         self._check_key(options)
         service = self._pipeline.service
@@ -291,6 +286,7 @@ class Connection:
         most = inline_bytes(model.task, options.content_type)
         target = Target(model, partial(decode, model, options), inline_bytes=most)
         limits = self._limits(options, model.task)
+        service.check_accepting()
         held.enter_context(self._pipeline.reserve(frame.context, limits, target))
         body = held.enter_context(Body(self._pipeline.reader))
         self._arriving = True

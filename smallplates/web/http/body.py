@@ -197,9 +197,7 @@ class FormPart(NamedTuple):
 
     name: str
     content: bytes
-    is_file: bool
-    """Whether it has a file name."""
-
+    is_file: bool  # whether it has a file name
     content_type: str | None
 
 

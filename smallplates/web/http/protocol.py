@@ -62,9 +62,10 @@ class Connections:
         self._waiting: dict[asyncio.Transport, None] = {}
 
     def add(self) -> bool:
-        """Counts a new connection; if it returns False, there is no room and `remove` must be called."""
-        self.open += 1
-        return self.open <= self.most or self.make_room()
+        """Counts a new connection; returns False if there is no room and none can be made."""
+        has_room = self.open < self.most or self.make_room()
+        self.open += has_room
+        return has_room
 
     def remove(self) -> None:
         """Removes a connection from the count."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -79,6 +80,7 @@ class Turns:
             loop.call_soon(self._start, loop, seconds, now)
 
 
+@dataclass(eq=False)
 class Admission:
     """Holds a request's slots and its time limit, and counts it; a context manager.
 
@@ -86,24 +88,14 @@ class Admission:
     4 us per request.
     """
 
-    def __init__(
-        self,
-        client: EngineClient,
-        waits: Waits,
-        metrics: ModelMetrics,
-        timeout_ms: int,
-        bulk: bool,
-        signature: int,
-    ) -> None:
-        """`signature` is the one to count a failure for, before `begin`."""
-        self._client = client
-        self._waits = waits
-        self._metrics = metrics
-        self._timeout_ms = timeout_ms
-        self._bulk = bulk
-        self._signature = signature
-        self._submitted_at = 0.0
-        self._is_expired = False
+    _client: EngineClient
+    _waits: Waits
+    _metrics: ModelMetrics
+    _timeout_ms: int
+    _bulk: bool
+    _signature: int  # before `begin` the one to count a failure for
+    _submitted_at: float = 0.0
+    _is_expired: bool = False
 
     async def __aenter__(self) -> Self:
         """Takes a slot; from now on the time limit counts. Raises OverloadedError."""

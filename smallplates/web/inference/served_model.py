@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -20,7 +20,6 @@ from smallplates.engine import gpu_monitor
 from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.statistics import BatchTotals, Timings, Totals
 from smallplates.errors import (
-    DrainingError,
     InvalidRequestError,
     InvalidTensorError,
     NotSupportedError,
@@ -61,8 +60,7 @@ class RequestOptions:
     """An admitted request's time limit and priority."""
 
     timeout_ms: int
-    bulk: bool = False
-    """Whether it yields to all interactive requests."""
+    bulk: bool = False  # whether it yields to all interactive requests
 
     def within(self, microseconds: int) -> "RequestOptions":
         """Returns the options for a time limit given in the body; 0 means no limit."""
@@ -75,18 +73,10 @@ class RequestOptions:
 class Answer:
     """A model's answer to one request."""
 
-    task: Task
-    """Task of the version that computed the answer."""
-
-    candidates: list[list[Candidate]]
-    """Candidates for each input, best first; empty for tensors."""
-
-    arrays: list[Array]
-    """[items, *shape] for each output of the tensor signature; empty for requests."""
-
+    task: Task  # of the version that computed the answer
+    candidates: list[list[Candidate]]  # for each input, best first; empty for tensors
+    arrays: list[Array]  # [items, *shape] for each output of the tensor signature; empty for requests
     timings: Timings
-    tokens: list[int] = field(default_factory=list)
-    """Number of tokens of each input; see `Timings.tokens`."""
 
 
 class Traffic:
@@ -131,9 +121,6 @@ class ServedModel:
         self.settings = handle.model.settings(settings)
         self.created = int(handle.model.path.stat().st_mtime)
         """When the folder changed, in seconds since 1970; it may be gone before the model is."""
-
-        self.draining = False
-        """Whether new requests are refused because the service is shutting down."""
 
         most_ms = self.settings.max_wait_ms
         self._waits = Waits(most_ms), Waits(most_ms)  # interactive, bulk
@@ -188,15 +175,13 @@ class ServedModel:
         self.client.close()
         self.handle.release()
 
-    def check_open(self, is_new: bool = True) -> None:
-        """Raises DrainingError or UnavailableError if no requests, or no new ones, are accepted."""
-        if self.draining and is_new:
-            raise DrainingError("the service is shutting down")
+    def check_open(self) -> None:
+        """Raises UnavailableError if no worker can start."""
         if self.client.is_down:
             raise UnavailableError("no worker is ready")
 
     def check_ready(self) -> None:
-        """Raises DrainingError or UnavailableError unless a worker is ready, or the model is asleep."""
+        """Raises UnavailableError unless a worker is ready, or the model is asleep."""
         self.check_open()
         if not (self.ready_workers or self.asleep):
             raise UnavailableError("no worker is ready")
@@ -264,10 +249,9 @@ class ServedModel:
     def admit(self, options: RequestOptions, signature: int = 0) -> Admission:
         """Admits a request whose body has arrived; the deadline cuts off the context manager's block.
 
-        A drain that began after `refuse_if_full` doesn't refuse the request. Raises UnavailableError;
-        the block also raises OverloadedError and DeadlineExceededError.
+        Raises UnavailableError; the block also raises OverloadedError and DeadlineExceededError.
         """
-        self.check_open(is_new=False)
+        self.check_open()
         self._traffic.note(self.description.name, time.monotonic())
         waits, limits = self._waits[options.bulk], (options.timeout_ms, options.bulk)
         return Admission(self.client, waits, self._metrics, *limits, signature)
@@ -300,11 +284,10 @@ class ServedModel:
         candidates = await self._postprocess(prepared, results, top_k, options.bulk)
         truncated = any(request.truncated for request in prepared)
         timings = admission.finish(results, self.description.version, truncated)
-        tokens = [prepared[place].tokens for place in places]
-        timings.tokens = sum(tokens)
+        timings.tokens = sum(prepared[place].tokens for place in places)
         answers = [candidates[place] for place in places]
         self._metrics.count_predictions(answers)
-        return Answer(self.task, answers, [], timings, tokens)
+        return Answer(self.task, answers, [], timings)
 
     async def infer(
         self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
@@ -327,14 +310,11 @@ class ServedModel:
 
     def check_finite(self, answer: Answer) -> None:
         """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
-        if answer.arrays:
-            specs = self.signatures[self.task.tensor_signature or 0].outputs
-            for spec, array in zip(specs, answer.arrays, strict=True):
-                finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-                if not finite.all():
-                    raise InvalidTensorError(
-                        f"the {spec.name} of element {finite.argmin()} is not finite"
-                    )
+        specs = self.signatures[self.task.tensor_signature or 0].outputs
+        for spec, array in zip(specs, answer.arrays, strict=True):
+            finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+            if not finite.all():
+                raise InvalidTensorError(f"the {spec.name} of element {finite.argmin()} is not finite")
 
     async def _first_part(
         self, inputs: Sequence[Input], bulk: bool

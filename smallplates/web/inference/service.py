@@ -105,7 +105,6 @@ class InferenceService:
         new = self._prepared.pop(key, None)
         if new is None:
             return
-        new.draining = self._draining
         name, report = new.description.name, new.report
         self.reasons.pop(name, None)
         old, served = self.models.get(name), {**self.models, name: new}
@@ -149,18 +148,19 @@ class InferenceService:
     def _retire(self, old: ServedModel | None) -> None:
         """Releases a model's engine once all its requests have been answered."""
         if old:
-            task = asyncio.get_running_loop().create_task(old.close())
-            self._leaving[old] = task
-            task.add_done_callback(lambda _: self._leaving.pop(old, None))
+            self._leaving[old] = asyncio.get_running_loop().create_task(self._leave(old))
+
+    async def _leave(self, old: ServedModel) -> None:
+        await old.close()
+        del self._leaving[old]  # not in a callback, before which `run` could release it once more
 
     # called by the protocols
 
-    async def load(self, name: str, version: str | None = None) -> str:
+    async def load(self, name: str, version: str | None = None) -> None:
         """Puts a model, or another version of it, into service without failing requests.
 
         The model must be configured or in the store. `version` defaults to the one in its model.json.
-        Returns the version. Raises NotFoundError, DrainingError, or InvalidRequestError if the version
-        cannot be served.
+        Raises NotFoundError, DrainingError, or InvalidRequestError if the version cannot be served.
         """
         try:
             model = await asyncio.to_thread(Model.read, self._path(name), version, name)
@@ -174,7 +174,6 @@ class InferenceService:
             what = f"version {version}" if version else name
             raise InvalidRequestError(f"{what} cannot be served: {error}") from error
         logger().info("version loaded", model=name, version=version)
-        return version
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service and stops its workers; accepted requests are still answered.
@@ -214,8 +213,6 @@ class InferenceService:
     def start_draining(self) -> None:
         """Refuses new requests and aborts loading; accepted requests are still answered."""
         self._draining = True
-        for model in self.models.values():
-            model.draining = True
         self.registry.stop()
 
     async def drain(self) -> None:
@@ -271,6 +268,7 @@ class InferenceService:
             state, reason = "ready", ""
             try:
                 served = self.model(name)
+                self.check_accepting()
                 served.check_ready()
                 if reason := served.asleep:
                     state = "asleep"

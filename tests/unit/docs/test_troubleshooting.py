@@ -68,8 +68,8 @@ def refusals() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = ast.unparse(node.func).rpartition(".")[2]
-            text = template(node.args[0])
-            if name == "ConfigurationError" and re.search(r"\w", text):
+            text = template(node.args[0]) + ": ..." * (name == "library_errors")
+            if name in ("ConfigurationError", "library_errors") and re.search(r"\w", text):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 

@@ -10,7 +10,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision import registry as engine_registry
-from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry, State
+from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry
 from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
 
@@ -123,7 +123,7 @@ async def test_a_version_that_one_web_process_cannot_serve_changes_nothing(start
     old, new = started
     assert new.close.called
     assert not old.close.called
-    assert [engine.state for engine in registry.engines] == [State.SERVING]
+    assert [engine.is_serving for engine in registry.engines] == [True]
 
 
 async def test_the_default_that_a_web_process_cannot_serve_ends_the_start(started: list[Mock]) -> None:
@@ -160,13 +160,13 @@ async def test_an_engine_ends_when_its_last_user_has_released_it_or_died(started
     assert second.told[-1] == ("serve", "a 2")
     engine.release(0)
     await asyncio.sleep(0)
-    assert str(engine.state) == "draining"
+    assert not engine.is_serving
     assert not started[0].close.called
     registry.remove(second)
     started[0].cancel_requests_of.assert_called_once_with(1)
     await switching
     assert started[0].close.called
-    assert str(engine.state) == "gone"
+    assert engine not in registry.engines
 
 
 async def test_a_web_process_that_comes_later_hears_what_is_in_service(started: list[Mock]) -> None:

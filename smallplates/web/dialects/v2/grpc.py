@@ -7,6 +7,7 @@ to share a gRPC listener, and the kernel assigns each connection to one of them.
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -59,7 +60,7 @@ Context = Any  # grpc.aio.ServicerContext, which is untyped
 Content = dict[str, Any]
 """A message as `json_format.ParseDict` takes it."""
 
-Method = Callable[..., Awaitable[Message | Content]]
+Method = Callable[..., Content | Awaitable[Message | Content]]
 """Takes a message and the call's context; for inference, also the request's and its RequestOptions."""
 
 
@@ -79,12 +80,12 @@ class Service:
     def handlers(self) -> tuple[Any, Any]:
         """Returns the handlers for a grpc.aio.Server."""
         methods: dict[str, Method] = {
-            "ServerLive": self.server_live,
-            "ServerReady": self.server_ready,
-            "ServerMetadata": self.server_metadata,
+            "ServerLive": lambda _, __: {"live": True},
+            "ServerReady": lambda _, __: {"ready": self.service.is_ready},
+            "ServerMetadata": lambda _, __: metadata.server_metadata(),
             "ModelReady": self.model_ready,
-            "ModelMetadata": self.model_metadata,
-            "ModelConfig": self.model_config,
+            "ModelMetadata": lambda request, _: metadata.metadata(self._entry(request)),
+            "ModelConfig": lambda request, _: {"config": metadata.config(self._entry(request))},
             "ModelStatistics": self.model_statistics,
             "ModelInfer": self.model_infer,
             "RepositoryIndex": self.repository_index,
@@ -115,9 +116,11 @@ class Service:
                 further = [request_context, self._admit(context)] if answer == self.model_infer else []
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
-                response = await answer(
+                response = answer(
                     messages.parse(kind, await self.reader.read(context.read)), context, *further
                 )
+                if isawaitable(response):
+                    response = await response
             await abort(context, request_context)
             return ParseDict(response, response_kind()) if isinstance(response, dict) else response
 
@@ -137,7 +140,8 @@ class Service:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
         request = response = None
         with self.calls.record(STREAM, context) as request_context:
-            request, options = messages.parse(pb.ModelInferRequest, data), self._admit(context)
+            request = messages.parse(pb.ModelInferRequest, data)
+            options = self._admit(context)
             response = await self.model_infer(request, context, request_context, options)
             response.parameters["triton_final_response"].bool_param = True
         if (error := request_context.error) is None:
@@ -151,25 +155,13 @@ class Service:
     def _entry(self, request: Message) -> CatalogEntry:
         return self.catalog.find(request.name, request.version or None)
 
-    async def server_live(self, _: Message, __: Context) -> Content:
-        """Returns that the process is alive."""
-        return {"live": True}
-
-    async def server_ready(self, _: Message, __: Context) -> Content:
-        """Returns whether the service is ready."""
-        return {"ready": self.service.is_ready}
-
-    async def health_check(self, request: Message, _: Context) -> Content:
+    def health_check(self, request: Message, _: Context) -> Content:
         """Answers health probes of Kubernetes and load balancers. Raises NotFoundError."""
         if request.service not in ("", SERVICE):
             raise NotFoundError(f"there is no service {request.service[:80]!r}")
         return {"status": "SERVING" if self.service.is_ready else "NOT_SERVING"}
 
-    async def server_metadata(self, _: Message, __: Context) -> Content:
-        """Returns the same as `GET /v2`."""
-        return metadata.server_metadata()
-
-    async def model_ready(self, request: Message, _: Context) -> Content:
+    def model_ready(self, request: Message, _: Context) -> Content:
         """Returns whether a model is ready; as in Triton, unknown models are not."""
         try:
             self.service.check_ready(self._entry(request).model)
@@ -177,15 +169,7 @@ class Service:
             return {"ready": False}
         return {"ready": True}
 
-    async def model_metadata(self, request: Message, _: Context) -> Content:
-        """Describes a model. Raises NotFoundError."""
-        return metadata.metadata(self._entry(request))
-
-    async def model_config(self, request: Message, _: Context) -> Content:
-        """Returns a model's configuration. Raises NotFoundError."""
-        return {"config": metadata.config(self._entry(request))}
-
-    async def model_statistics(self, request: Message, _: Context) -> Content:
+    def model_statistics(self, request: Message, _: Context) -> Content:
         """Returns the statistics of one model, or of all if none is named. Raises NotFoundError."""
         entries = [self._entry(request)] if request.name else self.catalog.by_signature()
         return metadata.statistics(*entries)

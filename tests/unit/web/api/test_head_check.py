@@ -191,7 +191,7 @@ def test_a_model_that_leaves_or_drains_is_noticed(make: Callable[..., Service]) 
     service = make()
     data = request("POST", "/predict/food11", [KEY])
     service.answer(data, by_head=True)
-    service.refusing.draining = True
+    service.service.start_draining()
     assert b'"draining"' in service.answer(data, by_head=True)
     assert service.calls == 1
     service.service.models = {}

@@ -47,7 +47,6 @@ def test_where_all_are_busy_there_is_no_room() -> None:
     for _ in range(16):
         assert connections.add()
     assert not connections.add()
-    connections.remove()
     idle = connection()
     connections.mark_idle(idle)
     assert connections.add()

@@ -195,16 +195,10 @@ def test_a_slot_is_held_while_a_body_is_decoded(admitting: ServedModel) -> None:
         asyncio.run(main())
 
 
-def test_a_drain_refuses_new_requests_and_not_those_before_it(admitting: ServedModel) -> None:
-    async def main() -> None:
-        async with admitting.admit(RequestOptions(1000)):
-            pass
-
-    admitting.draining = True
-    asyncio.run(main())
+def test_a_request_whose_workers_have_failed_while_its_body_arrived(admitting: ServedModel) -> None:
     admitting.client.is_down = True  # type: ignore[misc]
     with pytest.raises(UnavailableError):
-        asyncio.run(main())
+        admitting.admit(RequestOptions(1000))
 
 
 def test_a_model_is_listed_although_its_folder_is_gone(model: Model, tmp_path: Path) -> None:

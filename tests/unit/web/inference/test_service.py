@@ -93,6 +93,18 @@ async def test_a_drain_waits_for_the_requests_of_a_model_that_was_replaced(
     await draining
 
 
+async def test_a_model_that_has_been_closed_is_not_released_again(service: InferenceService) -> None:
+    loop, old = asyncio.get_running_loop(), Mock()
+    is_forgotten: asyncio.Future[bool] = loop.create_future()
+
+    async def close() -> None:
+        loop.call_soon(lambda: is_forgotten.set_result(old not in service._leaving))
+
+    old.close, service.models = close, {"fake": old}
+    await service.withdraw("fake", "unloaded")
+    assert await is_forgotten  # so `run`, which may end now, does not close its descriptors again
+
+
 def write_model(folder: Path, version: str, title: str = "") -> None:
     """Writes a folder whose model.json has this title, and no weights."""
     folder.mkdir(parents=True)
