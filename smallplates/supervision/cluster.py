@@ -33,7 +33,7 @@ from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
 from smallplates.web.server import listen
-from smallplates.web.sockets import bind
+from smallplates.web.sockets import bind, reserve
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
@@ -73,8 +73,9 @@ class Cluster:
     async def _serve(self) -> None:
         with contextlib.ExitStack() as stack:
             self._listener = stack.enter_context(bind(self._settings))
-            if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
-                stack.enter_context(bind(self._settings, "tcp_port", shared=True))
+            for setting in ("tcp_port", "grpc_port"):  # the web processes listen
+                if getattr(self._settings, setting) is not None:
+                    stack.enter_context(reserve(self._settings, setting))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             folder = stack.enter_context(scratch.folder(METRICS, metrics_parent()))
