@@ -267,7 +267,7 @@ def keep_from_children(fds: Iterable[int], pipes: Iterable[int]) -> None:
 
 def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
-    args = TypeAdapter(WorkerArgs).validate_json(sys.stdin.buffer.read())
+    args = TypeAdapter(WorkerArgs).validate_python(json.load(sys.stdin))
     die_with_parent(args.parent)
     keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
