@@ -164,11 +164,11 @@ class PythonBackend:
         """Returns the result of each item. A ValueError from `infer` refuses a single item."""
         try:
             outputs = self._task.infer(list(items.values()))
+            results = list(outputs) if isinstance(outputs, Iterable) else []  # of a generator, computes
         except ValueError as error:
             if len(items) > 1:
                 raise
             return dict.fromkeys(items, refusal(error))
-        results = list(outputs) if isinstance(outputs, Iterable) else []
         if len(results) != len(items):
             kind = type(outputs).__name__
             raise TaskError(f"infer returned {len(results)} outputs ({kind}) for {len(items)} items")
