@@ -17,6 +17,7 @@ from typing import Any
 
 from flask_app.settings import Settings as PageSettings
 from smallplates import __version__
+from smallplates.errors import ConfigurationError
 from smallplates.logging import Sink
 from smallplates.settings import Settings
 from smallplates.system import cpus, python
@@ -157,13 +158,19 @@ class Progress:
 
 
 def start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Starts `python -m MODULE` in a session of its own, which Ctrl-C does not reach."""
-    return subprocess.Popen(  # noqa: S603 our own modules
-        python.command(module, *arguments),
-        env=python.environment(),
-        start_new_session=True,
-        preexec_fn=partial(end_with_parent, os.getpid()),
-    )
+    """Starts `python -m MODULE` in a session of its own, which Ctrl-C does not reach.
+
+    Raises ConfigurationError if the system refuses a process.
+    """
+    try:
+        return subprocess.Popen(  # noqa: S603 our own modules
+            python.command(module, *arguments),
+            env=python.environment(),
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+    except OSError as error:
+        raise ConfigurationError(f"{module} cannot be started: {error}") from error
 
 
 def end_with_parent(parent: int) -> None:

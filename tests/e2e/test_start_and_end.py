@@ -1,5 +1,6 @@
 """A service that cannot start says why in a sentence; one that is told to end while it starts, ends."""
 
+import json
 import os
 import signal
 import socket
@@ -60,6 +61,27 @@ def test_what_a_worker_cannot_load_is_named(
     (tmp_path / "broken").touch()
     settings = {**fake_settings, "SERVING_WEB_PROCESSES": web_processes}
     check_one_sentence(ended(settings), "commanded not to load")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("raise RuntimeError('one\\ntwo')", "RuntimeError: one"), ("raise SystemExit(3)", "SystemExit: 3")],
+)
+def test_what_a_class_raises_while_it_loads_is_one_sentence(
+    tmp_path: Path, body: str, reason: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    described = {"name": "own", "version": "1", "files": {}, "task": "failing:Failing"}
+    (tmp_path / "model" / "model.json").write_text(json.dumps(described))
+    (tmp_path / "failing.py").write_text(
+        "class Failing:\n    Request = Answer = int\n    def infer(self, items): return items\n"
+        f"    def load(self, folder, device): {body}\n"
+    )
+    settings = {"SERVING_MODEL_DIR": str(tmp_path / "model"), "PYTHONPATH": str(tmp_path)}
+    process = ended(settings, "fastapi_onnx")
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last == f"the service cannot start: the model cannot be loaded: {reason}"
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from smallplates.engine.backend import BackendInfo
-from smallplates.errors import ConfigurationError, in_words
+from smallplates.errors import ConfigurationError, in_words, summary
 from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature
@@ -288,8 +288,3 @@ def words(error: ValueError) -> str:
     """Returns an error's text on one line; leaves out the values in pydantic's errors."""
     text = in_words(error) if isinstance(error, ValidationError) else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def summary(error: BaseException) -> str:
-    """Returns an error's type and the first line of its text."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
