@@ -5,12 +5,14 @@ Undoing appends a line, too: the last line of an id is the valid one. Without a 
 """
 
 import json
+import logging
 import os
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +22,8 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 
 from flask_app.errors import PageError
 from flask_app.settings import MEGABYTE, Settings
+
+logger = logging.getLogger(__name__)
 
 NONE_OF_THESE = "none of these"
 MAX_AGE_S = 24 * 3600
@@ -87,7 +91,7 @@ class Feedback:
             "corrected": None if corrected == NONE_OF_THESE else corrected,
             "photo": name,
         }
-        with self._lock:
+        with self._lock, storing():
             self._append(line, len(content))
             if name:
                 (self._open_folder() / name).write_bytes(content)
@@ -95,7 +99,7 @@ class Feedback:
     def undo(self, token: str, address: str) -> None:
         """Deletes the kept photo and appends a line that undoes the feedback. Raises PageError."""
         prediction = self._prediction(token, address)
-        with self._lock:
+        with self._lock, storing():
             (self._open_folder() / f"{prediction['id']}.photo").unlink(missing_ok=True)
             self._append({"id": prediction["id"], "undone": True}, 0)  # there may be no room for it
 
@@ -126,6 +130,16 @@ class Feedback:
         if self._folder is None:
             raise PageError("feedback_off")
         return self._folder
+
+
+@contextmanager
+def storing() -> Iterator[None]:
+    """Raises PageError if the folder cannot be written any more, as on a full disk; logs the reason."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("feedback cannot be stored: %s", error)
+        raise PageError("feedback_full") from error
 
 
 class RateLimit:

@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
+MAX_SUMMARY = 1000
+
 
 class ConfigurationError(Exception):
     """Raised at start: the service does not start. The message says what is missing or wrong."""
@@ -38,6 +40,15 @@ def raise_all(errors: Sequence[ConfigurationError]) -> None:
 def in_one_line(error: BaseException) -> str:
     """Returns an exception's message in one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def summary(error: BaseException) -> str:
+    """Returns an error's type and the first line of its text, cut at MAX_SUMMARY characters.
+
+    What is not UTF-8, such as a file's name, becomes a question mark: JSON has no form for it.
+    """
+    text = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])[:MAX_SUMMARY]
+    return text.encode(errors="replace").decode()
 
 
 @contextlib.contextmanager

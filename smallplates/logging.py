@@ -4,6 +4,7 @@ If the disk is full or nobody reads the pipe, log lines are lost, but the servic
 """
 
 import contextlib
+import json
 import logging
 import os
 import select
@@ -61,6 +62,14 @@ class StructlogHandler(logging.Handler):
         logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
+def to_json(event: Any, **options: Any) -> bytes:  # Any: as orjson's
+    """Encodes an event as JSON. Paths on disk may not be UTF-8; what isn't becomes a question mark."""
+    try:
+        return orjson.dumps(event, **options)
+    except TypeError:
+        return json.dumps(event, ensure_ascii=False, **options).encode(errors="replace")
+
+
 @cache
 def logger() -> structlog.typing.FilteringBoundLogger:
     """Returns the project's logger, as set up by `configure_logging`."""
@@ -87,7 +96,7 @@ def configure_logging(settings: Settings, **fields: str) -> None:
         processors += [
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(serializer=orjson.dumps),
+            structlog.processors.JSONRenderer(serializer=to_json),
         ]
     else:
         processors += log_text.processors(STDERR)

@@ -1,5 +1,6 @@
 """The commands. Each is imported when it is called: some need packages of an extra, or take a second."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -92,8 +93,9 @@ def add(name: str, command: Command, hidden: bool = False) -> None:
 
     @app.command(name, help=command.help, hidden=hidden, context_settings=PASSED_ON)
     def run(context: typer.Context) -> None:
-        if (folder := os.getcwd()) not in sys.path:  # noqa: PTH109 sys.path has text
-            sys.path.append(folder)  # Python tasks lie there; last, it shadows nothing
+        with contextlib.suppress(FileNotFoundError):  # of a folder that has been removed
+            if (folder := os.getcwd()) not in sys.path:  # noqa: PTH109 sys.path has text
+                sys.path.append(folder)  # Python tasks lie there; last, it shadows nothing
         command.run(name, context.args)
 
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from flask_app.settings import Settings as PageSettings
 from smallplates import __version__
+from smallplates.errors import ConfigurationError
+from smallplates.logging import Sink
 from smallplates.settings import Settings
 from smallplates.system import cpus, python
 from smallplates.system.pdeathsig import set_pdeathsig
@@ -25,6 +27,7 @@ NOT_TOLD = {"model_dir", "models", "host", "port", "log_format"}
 """Settings that other lines tell, or that differ from their default under this command."""
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+OUTPUT = Sink(1)
 ENDING_S = 5
 """Time in which the service may end, beyond what its settings leave for accepted requests."""
 
@@ -37,7 +40,7 @@ def run(
     Both read the environment; `settings`, `page` and `models`, the models' names, tell what is in it.
     Returns the exit code: 0 after a signal.
     """
-    print(banner(settings, models, service[-1]), flush=True)  # noqa: T201
+    say(banner(settings, models, service[-1]))
     processes: list[subprocess.Popen[bytes]] = []
     stop = Stop(processes)
     if "MAKELEVEL" in os.environ:  # a killed make must not leave this process behind
@@ -79,6 +82,11 @@ def banner(settings: Settings, models: Sequence[str], package: str) -> str:
     if settings.api_key is None and settings.host in LOOPBACK:
         lines.append("no API key: only programs on this machine can use the models")
     return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    """Prints a text. It is lost if nobody reads standard output, or if the disk is full."""
+    OUTPUT.write(f"{text}\n".encode(errors="backslashreplace"))
 
 
 class Stop:
@@ -125,7 +133,7 @@ class Progress:
         """Whether the addresses have been printed."""
 
         if not self._is_logged:
-            print(f"loading {', '.join(models)}", flush=True)  # noqa: T201
+            say(f"loading {', '.join(models)}")
 
     @property
     def is_complete(self) -> bool:
@@ -142,21 +150,27 @@ class Progress:
             place = f"{self._count - len(self._loading)} of {self._count}"
             seconds = time.monotonic() - self._start
             if not self._is_logged:
-                print(f"{name} is {states[name]} ({place}, {seconds:.0f} s)", flush=True)  # noqa: T201
+                say(f"{name} is {states[name]} ({place}, {seconds:.0f} s)")
         if states and not self._is_told and (not self._page or get(f"{self._page}/healthz")):
             self._is_told = True
             page = f"  page  {self._page}\n" if self._page else ""
-            print(f"\n{page}  API   {self._api}/docs\n", flush=True)  # noqa: T201
+            say(f"\n{page}  API   {self._api}/docs\n")
 
 
 def start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """Starts `python -m MODULE` in a session of its own, which Ctrl-C does not reach."""
-    return subprocess.Popen(  # noqa: S603 our own modules
-        python.command(module, *arguments),
-        env=python.environment(),
-        start_new_session=True,
-        preexec_fn=partial(end_with_parent, os.getpid()),
-    )
+    """Starts `python -m MODULE` in a session of its own, which Ctrl-C does not reach.
+
+    Raises ConfigurationError if the system refuses a process.
+    """
+    try:
+        return subprocess.Popen(  # noqa: S603 our own modules
+            python.command(module, *arguments),
+            env=python.environment(),
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+    except OSError as error:
+        raise ConfigurationError(f"{module} cannot be started: {error}") from error
 
 
 def end_with_parent(parent: int) -> None:

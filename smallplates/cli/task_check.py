@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, summary
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
-from smallplates.tasks.python.backend import PythonBackend, Status, TaskError, summary
+from smallplates.tasks.python.backend import PythonBackend, Status, TaskError
 from smallplates.tasks.python.web import PythonRequests
 
 

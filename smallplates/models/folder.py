@@ -65,9 +65,10 @@ class Model:
             description = ModelDescription(name=name or name_of(folder, own), version="1", task=TENSOR)
             return cls(folder.parent, description, folder)
         path = folder / "model.json"
-        if version is not None and (folder / version / "model.json").exists():
-            path = folder / version / "model.json"
         try:
+            str(folder).encode()
+            if version is not None and (folder / version / "model.json").exists():
+                path = folder / version / "model.json"
             if not path.exists() and (
                 described := huggingface.export(folder, version, name)
                 or bare_graph(folder, version, name)
@@ -77,8 +78,11 @@ class Model:
             description = ModelDescription.model_validate_json(content)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ConfigurationError(f"no model in {folder}: {what_is_missing(folder)}") from error
+        except UnicodeEncodeError as error:  # the libraries that read weights take no such path
+            reason = "its name is not UTF-8, or the locale is not: rename it, or set LC_ALL=C.UTF-8"
+            raise ConfigurationError(f"{str(folder)!a} cannot be read: {reason}") from error
         except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"{error.filename} cannot be read: {error.strerror}") from error
         except ValidationError as error:
             raise ConfigurationError(f"{path} is invalid: {in_words(error)}") from error
         changes = {"name": name or description.name, "version": version or description.version}
@@ -183,9 +187,13 @@ class Model:
     def check_file(self, relative: str) -> Path:
         """Returns the path of one of `files` after checking its digest. Raises ConfigurationError."""
         path = self.folder / relative
-        if not path.is_file():
-            raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
-        if file_sha256(path) != self.description.files[relative]:
+        try:
+            if not path.is_file():
+                raise ConfigurationError(f"the model {self.description.name} has no {relative}: {path}")
+            digest = file_sha256(path)
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        if digest != self.description.files[relative]:
             raise ConfigurationError(f"{path} does not match its SHA-256 in model.json")
         return path
 

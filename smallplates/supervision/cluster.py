@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,15 @@ from smallplates.supervision.planner import planner, task_of
 from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
+from smallplates.supervision.worker_process import describe_exit
 from smallplates.system.open_files import allow_open_files
 from smallplates.web.server import listen
-from smallplates.web.sockets import bind
+from smallplates.web.sockets import bind, reserve
 
 RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
 PING_S = 5.0
-METRICS = "serving-metrics-"
+METRICS, METRICS_BYTES = "serving-metrics-", 16 << 20
 OPEN_FILES = 65536  # for hundreds of engines; each takes two for every web process, two for a worker
 
 
@@ -73,13 +75,17 @@ class Cluster:
     async def _serve(self) -> None:
         with contextlib.ExitStack() as stack:
             self._listener = stack.enter_context(bind(self._settings))
-            if self._settings.tcp_port is not None:  # reserves the port; the web processes listen
-                stack.enter_context(bind(self._settings, "tcp_port", shared=True))
+            for setting in ("tcp_port", "grpc_port"):  # the web processes listen
+                if getattr(self._settings, setting) is not None:
+                    stack.enter_context(reserve(self._settings, setting))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-            folder = stack.enter_context(scratch.folder(METRICS, metrics_parent()))
+            parent = metrics_parent()
+            folder = parent and stack.enter_context(scratch.folder(METRICS, parent))
             if folder is None:
-                raise ConfigurationError("no folder for temporary files is writable")
+                raise ConfigurationError(
+                    "no folder for temporary files is writable and has 16 MB of room"
+                )
             self._metrics_folder = folder
             self._watch()
             self._start = start = self._spawn(self._registry.start())
@@ -219,8 +225,8 @@ class Cluster:
         self._watch()
         if not self._shutdown:
             logger().error("a web process died", web=index, exit_code=code)
-            if code > 0 and not self._is_open:
-                raise ConfigurationError(f"a web process ended with exit code {code}")
+            if code not in (0, -signal.SIGKILL) and not self._is_open:
+                raise ConfigurationError(f"a web process {describe_exit(code)}")
 
     def _watch(self) -> None:
         """Schedules pings while web processes may have connections, or make a change.
@@ -257,6 +263,14 @@ class Cluster:
 
 
 def metrics_parent() -> Path | None:
-    """Returns /dev/shm if it is writable, as in a container with a read-only root; else None."""
-    shm = Path("/dev/shm")  # noqa: S108 mkdtemp makes it safe
-    return shm if os.access(shm, os.W_OK) else None
+    """Returns /dev/shm, as in a container with a read-only root, or the folder for temporary files.
+
+    Web processes write through mappings, and the kernel kills them if there is no room. Returns None if
+    neither folder is writable and has room.
+    """
+    with contextlib.suppress(OSError):
+        for folder in map(Path, ("/dev/shm", tempfile.gettempdir())):  # noqa: S108 mkdtemp makes it safe
+            room = os.statvfs(folder)
+            if os.access(folder, os.W_OK) and room.f_bavail * room.f_frsize >= METRICS_BYTES:
+                return folder
+    return None

@@ -44,7 +44,6 @@ from smallplates.supervision.suspects import Suspects
 from smallplates.supervision.worker_process import (
     STARTS_IF_KILLED,
     WorkerProcess,
-    describe_exit,
     managed_pipe,
 )
 from smallplates.worker import batch_sizes, queue
@@ -377,7 +376,7 @@ class Supervisor:
         is_killed = code == -signal.SIGKILL and not process.is_killed_as_hung
         is_failure = not is_killed or process.failed_starts >= STARTS_IF_KILLED
         process.has_failed = is_failure and process.failed_starts > 0
-        reason = describe_exit(code)
+        reason = process.end_in_words(code)
         if not self._startup_over.is_set() and (process.error or is_failure):
             self._fail_start(process.error or f"an inference worker {reason}")
             return

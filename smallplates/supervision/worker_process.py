@@ -137,6 +137,12 @@ class WorkerProcess:
             return False
         return seconds - cpus.core_wait_s(self.popen.pid, self.thread_times, seconds) >= grace_s
 
+    def end_in_words(self, code: int) -> str:
+        """Describes how it ended, with this exit code."""
+        if self.is_killed_as_hung:
+            return "was killed because it took too long"
+        return describe_exit(code)
+
     def heartbeat_age(self, memory: Memory, now: float) -> float:
         """Returns how long, in seconds, it has computed one batch or, if idle, has owed a heartbeat.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 _granted = math.inf
 
 
@@ -20,25 +21,40 @@ def grant(cores: float) -> int:
     return usable()
 
 
-def quota(cgroup: Path = CGROUP) -> float:
-    """Returns the cores that the cgroup (version 2 or 1) grants; infinite if there is no limit."""
+def quota(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> float:
+    """Returns the cores that the cgroups (version 2 or 1) grant; infinite if there is no limit.
+
+    In a container, the root has the limit; systemd sets it for the process's own group, or one above.
+    """
+    groups = {"/"}
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "cpu" in controllers.split(","):
+                groups.add(path)
+    above = {parent for group in groups for parent in (Path(group), *Path(group).parents)}
+    return min(limit(cgroup, group.relative_to("/")) for group in above)
+
+
+def limit(cgroup: Path, group: Path) -> float:
+    """Returns the cores that one group grants; infinite if it has no limit, or does not exist here."""
     try:
-        limit, period = (cgroup / "cpu.max").read_text().split()
+        cores, period = (cgroup / group / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            limit = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+            cores = (cgroup / "cpu" / group / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / group / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return math.inf
-    if limit == "max" or int(limit) <= 0:
+    if cores == "max" or int(cores) <= 0:
         return math.inf
-    return int(limit) / int(period)
+    return int(cores) / int(period)
 
 
-def usable(cgroup: Path = CGROUP) -> int:
+def usable(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Returns how many cores this process may use, at least 1: the least of affinity, quota, grant."""
     affinity = len(os.sched_getaffinity(0))
-    return max(1, math.floor(min(quota(cgroup), _granted, affinity) + 0.5))
+    return max(1, math.floor(min(quota(cgroup, membership), _granted, affinity) + 0.5))
 
 
 def bf16_objection(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

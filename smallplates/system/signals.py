@@ -2,6 +2,9 @@
 
 Imports take a second, so a program calls `end_on_signals` before them: without a handler, SIGINT would
 print a traceback, and the kernel would drop a SIGTERM to process 1 of a container.
+
+A process inherits ignored and blocked signals from the one that started it. While SIGCHLD is ignored,
+nobody learns how a child has ended, so a killed worker would look like one that fails.
 """
 
 import os
@@ -9,6 +12,11 @@ import signal
 
 
 def end_on_signals() -> None:
-    """Makes SIGINT and SIGTERM end this process with exit code 0 until other handlers are set."""
+    """Makes SIGINT and SIGTERM end this process with exit code 0 until other handlers are set.
+
+    Undoes what another program may have set for all that it starts.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

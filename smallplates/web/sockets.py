@@ -15,19 +15,28 @@ def bind(settings: Settings, setting: str = "port", shared: bool = False) -> soc
 
     `shared` means that several processes bind the port. Raises ConfigurationError.
     """
-    port = getattr(settings, setting)
-    if shared and port == 0:
-        raise ConfigurationError(
-            f"SERVING_{setting.upper()}=0 needs SERVING_WEB_PROCESSES=1: all share the port"
-        )
     listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
     with cannot_listen(settings, setting):
-        listener.bind((settings.host, port))
+        listener.bind((settings.host, getattr(settings, setting)))
     return listener
+
+
+def reserve(settings: Settings, setting: str) -> socket.socket:
+    """Returns a socket that keeps a port for processes that `bind` it as `shared`.
+
+    Another service that shares the port among its own processes would let us have it, and each would get
+    requests for the other. Raises ConfigurationError.
+    """
+    if getattr(settings, setting) == 0:
+        raise ConfigurationError(
+            f"SERVING_{setting.upper()}=0 needs SERVING_WEB_PROCESSES=1: all share the port"
+        )
+    bind(settings, setting).close()  # only if nobody listens
+    return bind(settings, setting, shared=True)
 
 
 @contextlib.contextmanager

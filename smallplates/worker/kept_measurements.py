@@ -5,6 +5,7 @@ precision, the layout, the batch sizes. Its name is the digest of all that they 
 machine, versions, settings. Several services may share the folder. Called by `process.py`.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -54,15 +55,17 @@ def restore(folder: Path, key: Any, scratch: Path) -> str | None:
 def save(folder: Path, key: Any, scratch: Path) -> None:
     """Writes the measurements of this start; other processes see the whole file, or none."""
     paths = [scratch / name for name in NAMES]
-    choices = {path.name: json.loads(path.read_bytes()) for path in paths if path.exists()}
-    content = {"key": key, "time": str(datetime.now(UTC)), "choices": choices}
     partial = folder / f".{uuid4()}"
     try:
+        choices = {path.name: json.loads(path.read_bytes()) for path in paths if path.exists()}
+        content = {"key": key, "time": str(datetime.now(UTC)), "choices": choices}
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(content | {"sha256": digest([*content.values()])}))
         partial.replace(folder / f"{digest(key)}.json")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a full disk; the latter if it has cut what was measured
         logger().warning("measurements cannot be kept", path=str(folder), reason=str(error))
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def digest(value: Any) -> str:

@@ -36,7 +36,7 @@ from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, We
 from smallplates.engine.memory import Memory, State, generation_of, slot_of
 from smallplates.engine.report import PROFILE, REPORT, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, summary
 from smallplates.logging import configure_logging, logger
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import PYTHON, kind_of
@@ -265,9 +265,23 @@ def keep_from_children(fds: Iterable[int], pipes: Iterable[int]) -> None:
     os.register_at_fork(after_in_child=close)
 
 
+def load(worker: Worker) -> WorkerReport:
+    """Lets a worker load its model; logs what a library or a user's class raises, or exits with.
+
+    Raises ConfigurationError.
+    """
+    try:
+        return worker.load()
+    except ConfigurationError:
+        raise
+    except (Exception, SystemExit) as error:
+        logger().exception("the model cannot be loaded")
+        raise ConfigurationError(f"the model cannot be loaded: {summary(error)}") from error
+
+
 def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
-    args = TypeAdapter(WorkerArgs).validate_json(sys.stdin.buffer.read())
+    args = TypeAdapter(WorkerArgs).validate_python(json.load(sys.stdin))
     die_with_parent(args.parent)
     keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
@@ -278,13 +292,9 @@ def main() -> None:
         os.write(args.status_fd, json.dumps(message).encode() + b"\n")
 
     try:
-        report = worker.load()
+        report = load(worker)
     except ConfigurationError as error:
         send_status({"error": str(error)})
-        raise SystemExit(1) from error
-    except Exception as error:
-        logger().exception("the model cannot be loaded")
-        send_status({"error": f"the model cannot be loaded: {error}"})
         raise SystemExit(1) from error
     if not report.on_gpu:
         cpus.lower_priority()

@@ -1,5 +1,6 @@
 """A service that cannot start says why in a sentence; one that is told to end while it starts, ends."""
 
+import json
 import os
 import signal
 import socket
@@ -33,15 +34,13 @@ def test_wrong_settings_are_named() -> None:
 def test_a_port_that_is_taken_is_named(
     fake_settings: dict[str, str], variable: str, web_processes: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    """Another service has it, whose web processes share it."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
         port = str(other.getsockname()[1])
         more = {variable: port, "SERVING_WEB_PROCESSES": web_processes}
         process = ended({**fake_settings, **more})
-    if variable == "SERVING_GRPC_PORT" and web_processes == "2":
-        assert f"gRPC cannot listen on 127.0.0.1:{port}" in process.stderr
-        check_one_sentence(process, "a web process ended with exit code 1")
-    else:
-        check_one_sentence(process, "cannot listen" if "GRPC" in variable else f"{variable}={port}")
+    is_grpc_itself = (variable, web_processes) == ("SERVING_GRPC_PORT", "1")
+    check_one_sentence(process, "cannot listen", f":{port}" if is_grpc_itself else f"{variable}={port}")
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
@@ -62,6 +61,27 @@ def test_what_a_worker_cannot_load_is_named(
     (tmp_path / "broken").touch()
     settings = {**fake_settings, "SERVING_WEB_PROCESSES": web_processes}
     check_one_sentence(ended(settings), "commanded not to load")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("raise RuntimeError('one\\ntwo')", "RuntimeError: one"), ("raise SystemExit(3)", "SystemExit: 3")],
+)
+def test_what_a_class_raises_while_it_loads_is_one_sentence(
+    tmp_path: Path, body: str, reason: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    described = {"name": "own", "version": "1", "files": {}, "task": "failing:Failing"}
+    (tmp_path / "model" / "model.json").write_text(json.dumps(described))
+    (tmp_path / "failing.py").write_text(
+        "class Failing:\n    Request = Answer = int\n    def infer(self, items): return items\n"
+        f"    def load(self, folder, device): {body}\n"
+    )
+    settings = {"SERVING_MODEL_DIR": str(tmp_path / "model"), "PYTHONPATH": str(tmp_path)}
+    process = ended(settings, "fastapi_onnx")
+    assert process.returncode == 1
+    last = process.stderr.splitlines()[-1]
+    assert last == f"the service cannot start: the model cannot be loaded: {reason}"
 
 
 @contextmanager
@@ -231,15 +251,26 @@ def check_it_answers_and_ends(process: subprocess.Popen[str], port: int) -> None
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_nobody_reads_the_log(fake_settings: dict[str, str], log_format: str) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["smallplates.service", "tests.fake"],
+        ["smallplates", "serve", "--backend=tests.fake", "--no-page"],
+    ],
+    ids=["service", "serve"],
+)
+def test_nobody_reads_what_it_writes(
+    fake_settings: dict[str, str], program: list[str], log_format: str
+) -> None:
     port = servers.free_port()
     reader, writer = os.pipe()
     os.close(reader)
     settings = {**fake_settings, "SERVING_LOG_LEVEL": "info", "SERVING_LOG_FORMAT": log_format}
     process = subprocess.Popen(
-        [sys.executable, "-m", "smallplates.service", "tests.fake", "--port", str(port)],
+        [sys.executable, "-m", *program, "--port", str(port)],
         cwd=servers.ROOT,
         env={**os.environ, **settings},
+        stdout=writer,
         stderr=writer,
         text=True,
     )

@@ -83,6 +83,16 @@ def test_fields_of_every_line(root: logging.Logger, capfd: pytest.CaptureFixture
     assert [line.get("model") for line in lines] == ["food11", "another", None]
 
 
+def test_a_path_that_is_not_utf_8_is_logged(
+    root: logging.Logger,  # noqa: ARG001 as before afterwards
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging(Settings())
+    logger().warning("loading", folder=os.fsdecode(b"caf\xe9 \xc3\xa9"), load_s=1.5)
+    line = json.loads(capfd.readouterr().err)
+    assert (line["folder"], line["load_s"]) == ("caf? é", 1.5)
+
+
 def test_a_path_cannot_paint_on_a_terminal(
     root: logging.Logger,  # noqa: ARG001 as before afterwards
     capfd: pytest.CaptureFixture[str],

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from smallplates.engine.backend import BackendInfo
-from smallplates.errors import ConfigurationError, in_words
+from smallplates.errors import ConfigurationError, in_words, summary
 from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature
@@ -164,11 +164,11 @@ class PythonBackend:
         """Returns the result of each item. A ValueError from `infer` refuses a single item."""
         try:
             outputs = self._task.infer(list(items.values()))
+            results = list(outputs) if isinstance(outputs, Iterable) else []  # of a generator, computes
         except ValueError as error:
             if len(items) > 1:
                 raise
             return dict.fromkeys(items, refusal(error))
-        results = list(outputs) if isinstance(outputs, Iterable) else []
         if len(results) != len(items):
             kind = type(outputs).__name__
             raise TaskError(f"infer returned {len(results)} outputs ({kind}) for {len(items)} items")
@@ -288,8 +288,3 @@ def words(error: ValueError) -> str:
     """Returns an error's text on one line; leaves out the values in pydantic's errors."""
     text = in_words(error) if isinstance(error, ValidationError) else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def summary(error: BaseException) -> str:
-    """Returns an error's type and the first line of its text."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
+from smallplates.errors import ConfigurationError
+
 T = TypeVar("T")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's <malloc.h>
 LARGE_BYTES = 8 << 20
@@ -67,10 +69,13 @@ class ThreadPool:
         ]
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the threads. Raises ConfigurationError if the system refuses one."""
         return_large_blocks()
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            raise ConfigurationError(f"a thread cannot be started: {error}") from error
 
     async def run(self, work: Callable[[], T], bulk: bool) -> T:
         """Runs `work` on a thread and returns its result; cancelled before its turn, it never runs."""

@@ -76,3 +76,10 @@ def test_a_standard_output_that_is_full_is_one_sentence(arguments: list[str], na
     assert done.returncode == 1
     assert done.stderr.endswith(f"{name}: No space left on device\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_current_folder_that_has_been_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert CliRunner().invoke(app, ["check", "--help"]).exit_code == 0

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from smallplates.cli import processes
+from smallplates.errors import ConfigurationError
 from tests import servers
 
 INTERRUPTED = """
@@ -54,3 +56,9 @@ def test_signals_may_interrupt_the_wait_and_each_other() -> None:
 def test_what_another_program_answers_is_nothing(reply: bytes) -> None:
     with servers.replying(reply) as url:
         assert processes.answer(f"{url}/health/ready") == {}
+
+
+def test_a_process_that_the_system_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=BlockingIOError(11, "not now")))
+    with pytest.raises(ConfigurationError, match="flask_app cannot be started: "):
+        processes.start("flask_app")

@@ -2,12 +2,15 @@
 refused.
 """
 
+import errno
 import hashlib
 import json
 import math
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -274,6 +277,30 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
         model.file("model.safetensors")
 
 
+def test_what_the_system_refuses_to_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match=r"/9{300}/model\.json cannot be read: File name too long"
+    ):
+        Model.read(tmp_path, "9" * 300)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.onnx").touch()
+    refused = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+    monkeypatch.setattr("smallplates.models.folder.file_sha256", refused)
+    with pytest.raises(ConfigurationError, match=r"1/model\.onnx cannot be read: Permission denied"):
+        Model.read(tmp_path).file("model.onnx")
+
+
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    write(folder)
+    with pytest.raises(ConfigurationError, match=r"caf\\udce9' cannot be read: its name is not UTF-8"):
+        Model.read(folder)
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -282,14 +309,23 @@ def test_weights_are_compared_with_their_digest(tmp_path: Path) -> None:
         ({"cpu.max": "150000 100000"}, 1.5),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
         ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"a.slice/b.service/cpu.max": "150000 100000"}, 1.5),
+        ({"a.slice/cpu.max": "50000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 0.5),
+        ({"c.slice/cpu.max": "50000 100000"}, float("inf")),
+        ({"cpu/old/cpu.cfs_quota_us": "50000", "cpu/old/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu/other/cpu.cfs_quota_us": "50000", "cpu/other/cpu.cfs_period_us": "100000"}, float("inf")),
     ],
 )
-def test_the_quota_of_a_container(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+def test_the_quota_of_a_container_or_of_systemd(
+    tmp_path: Path, files: dict[str, str], expected: float
+) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("5:memory:/other\n4:cpu,cpuacct:/old\n0::/a.slice/b.service\n")
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n")
-    assert cpus.quota(tmp_path) == expected
-    assert 1 <= cpus.usable(tmp_path) <= max(1, round(min(expected, 10_000)))
+    assert cpus.quota(tmp_path, membership) == expected
+    assert 1 <= cpus.usable(tmp_path, membership) <= max(1, round(min(expected, 10_000)))
 
 
 def test_a_grant_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:

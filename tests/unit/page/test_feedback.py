@@ -1,6 +1,7 @@
 """Feedback: signed, checked, limited, one line each. The browser tests have its forms."""
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,17 @@ def test_the_folder_and_an_address_are_bounded(tmp_path: Path) -> None:
     assert limited.code == "too_many_requests"
     assert 1 <= int(limited.headers["Retry-After"]) <= 31
     assert refusal(taker, address="192.0.2.2").code == "feedback_full"
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_refused_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taker = feedback(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    assert refusal(taker).code == "feedback_full"
+    (record,) = caplog.records
+    assert "feedback cannot be stored: " in record.getMessage()
+    assert record.exc_info is None
 
 
 def test_the_limit_forgets_old_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -166,6 +169,25 @@ async def test_the_connections_of_a_dead_web_process_are_gone(
     assert parent._next_ping is None
     assert list(shared.in_flight) == [0, 1]
     assert list(shared.connections) == [UNKNOWN, 1]  # the other one need not leave connections to it
+
+
+async def test_a_web_process_that_crashes_at_the_start_ends_it(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    parent._on_death(web_processes[0][0], -signal.SIGKILL)  # as if memory ran out, perhaps for a while
+    with pytest.raises(ConfigurationError, match="a web process was ended by signal 7"):
+        parent._on_death(web_processes[1][0], -signal.SIGBUS)
+
+
+def test_metrics_are_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = {"/dev/shm": 4096, str(tmp_path): cluster.METRICS_BYTES}  # noqa: S108
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "statvfs", lambda path: Mock(f_bavail=rooms[str(path)], f_frsize=1))
+    assert cluster.metrics_parent() == tmp_path
+    rooms[str(tmp_path)] -= 1
+    assert cluster.metrics_parent() is None
+    rooms["/dev/shm"] = cluster.METRICS_BYTES  # noqa: S108
+    assert cluster.metrics_parent() == Path("/dev/shm")  # noqa: S108
 
 
 @pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])

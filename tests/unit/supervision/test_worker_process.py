@@ -4,6 +4,7 @@ described.
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -143,3 +144,11 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptor(
 def test_how_a_worker_ended_is_said_in_words(program: str, said: str) -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program])
     assert said in describe_exit(done.returncode)
+
+
+def test_a_worker_that_was_killed_for_its_time_limit_is_not_said_to_lack_memory(
+    place: WorkerProcess,
+) -> None:
+    assert place.end_in_words(-signal.SIGKILL) == describe_exit(-signal.SIGKILL)
+    place.is_killed_as_hung = True
+    assert place.end_in_words(-signal.SIGKILL) == "was killed because it took too long"

@@ -315,6 +315,17 @@ def test_a_class_that_breaks_its_contract_fails(
     assert reason in str(caught.value)
 
 
+def test_a_generator_may_refuse_a_request(module: Path, tmp_path: Path) -> None:
+    module.write_text(
+        f"{CODE}\nclass Yielding(Doubling):\n    def infer(self, items):\n        for item in items:\n"
+        "            if item.x < 0:\n                raise ValueError('too small')\n"
+        "            yield item\n"
+    )
+    backend, _ = loaded(described(tmp_path, "own:Yielding"))
+    assert asked(backend, b'{"x": -1}') == [(Status.REFUSED, "too small")]
+    assert asked(backend, b'{"x": 1}')[0][0] == Status.ANSWER
+
+
 def test_a_schema_that_is_too_large_is_left_out(module: Path, tmp_path: Path) -> None:
     fields = "\n".join(f"    a_field_of_some_length_{index}: float" for index in range(1000))
     module.write_text(

@@ -107,6 +107,23 @@ def test_a_folder_that_cannot_be_written_is_only_warned_of(tmp_path: Path) -> No
     ]
 
 
+def test_what_a_full_disk_has_cut_is_not_kept(tmp_path: Path) -> None:
+    scratch = scratch_of(tmp_path, 0)
+    (scratch / "choice").touch()
+    with capture_logs() as logs:
+        save(tmp_path / "cache", "key", scratch)
+    assert [log["event"] for log in logs] == ["measurements cannot be kept"]
+
+
+def test_a_full_disk_keeps_no_part_of_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    (folder / f"{digest('key')}.json" / "in the way").mkdir(parents=True)
+    with capture_logs() as logs:
+        save(folder, "key", scratch_of(tmp_path, 0))
+    assert [log["event"] for log in logs] == ["measurements cannot be kept"]
+    assert len(list(folder.iterdir())) == 1
+
+
 def change_file(name: str) -> Callable[[Path, pytest.MonkeyPatch], None]:
     """Adds a byte to a file of the model, or makes it."""
 

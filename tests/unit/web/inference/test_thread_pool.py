@@ -3,11 +3,14 @@
 import asyncio
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
+from smallplates.errors import ConfigurationError
 from smallplates.web.inference.served_model import all_or_error
 from smallplates.web.inference.thread_pool import ThreadPool
 from tests import servers
@@ -88,3 +91,9 @@ def test_an_error_among_several_lets_go_what_was_sent() -> None:
         kept = weakref.ref(error)
     assert kept is not None
     assert kept() is None
+
+
+def test_a_thread_that_the_system_refuses_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no new thread")))
+    with pytest.raises(ConfigurationError, match="a thread cannot be started: no new thread"):
+        ThreadPool(1).start()
