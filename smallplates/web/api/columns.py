@@ -269,8 +269,8 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
         return [
             field_column(output, call, answer) for output in outputs if has_values(output.spec, answer)
         ]
-    if any(output.classes or not output.binary for output in outputs):
-        call.entry.model.check_finite(answer)
+    as_text = [output.spec.name for output in outputs if output.classes or not output.binary]
+    call.entry.model.check_finite(answer, as_text)
     names = [spec.name for spec in call.entry.outputs]
     arrays = dict(zip(names, answer.arrays, strict=True))
     return [

@@ -9,7 +9,7 @@ the first step to its answer, so that overload is detected before any work is do
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -325,11 +325,16 @@ class ServedModel:
         arrays = stack(self.signatures[index], results)
         return Answer(self.task, [], arrays, admission.finish(results, self.description.version))
 
-    def check_finite(self, answer: Answer) -> None:
-        """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
+    def check_finite(self, answer: Answer, names: Container[str] | None = None) -> None:
+        """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent.
+
+        `names` are the outputs to check, by default all.
+        """
         if answer.arrays:
             specs = self.signatures[self.task.tensor_signature or 0].outputs
             for spec, array in zip(specs, answer.arrays, strict=True):
+                if names is not None and spec.name not in names:
+                    continue
                 finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
                 if not finite.all():
                     raise InvalidTensorError(
