@@ -69,7 +69,7 @@ class Network:
         self._choice = choice
         self._largest_size = (choice and choice.largest_size) or float("inf")
         self._reference = cache(lambda: session)
-        """Opens the session for items of larger sizes."""
+        """Opens the session for items of larger sizes, or with numbers that the other may get wrong."""
 
         kind = kind_of(model.description.task)
         self._outputs = kind.outputs
@@ -93,7 +93,8 @@ class Network:
         if scratch:
             forget_others(scratch, choice.precision if choice.runtime == OPENVINO else "")
         network = cls(model, open_candidate(model, choice, settings, scratch), choice, signature)
-        network._reference = cache(lambda: open_candidate(model, choice.trials[0], settings, scratch))
+        if len(measured := [trial for trial in choice.trials if trial.ms]) > 1:
+            network._reference = cache(lambda: open_candidate(model, measured[0], settings, scratch))
         return network
 
     @classmethod
@@ -134,10 +135,11 @@ class Network:
             return [self._image_logits(inputs[0], shrink)]
         names = [spec.name for spec in signature.outputs]
         sizes = signature.sizes([array[0] for array in inputs]).values()
-        session = self._session if max(sizes, default=0) <= self._largest_size else self._reference()
         if not signature.is_batched:
             inputs = [array.reshape(array.shape[1:]) for array in inputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
+        is_compared = max(sizes, default=0) <= self._largest_size and self._session.is_sure_of(feed)
+        session = self._session if is_compared else self._reference()
         outputs = session.run(names, feed, shrink)
         return [
             array[None] if array.ndim == len(spec.shape) else array

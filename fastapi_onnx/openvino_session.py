@@ -6,6 +6,7 @@ fast in bf16 as either is in fp32 (five times with AMX).
 
 import fcntl
 import json
+import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,14 @@ ELEMENTWISE = {
 
 LENGTHS = ("If", "Loop", "Range", "TensorIterator")
 """Operations that take a length, or more, in the first place, too."""
+
+ARITHMETIC = ("Abs", "Add", "Divide", "FloorMod", "Mod", "Multiply", "Negative", "Power", "Subtract")
+"""Operations that OpenVINO rounds and saturates in 8 bits; ONNX Runtime truncates and wraps."""
+
+MOST_INTEGER = 2**15
+"""Integers from here on, also negative ones, are left to ONNX Runtime: OpenVINO computes 64 bits in 32,
+and quotients in float32. Sums and products of smaller ones fit.
+"""
 
 
 class OpenVinoSession:
@@ -84,6 +93,19 @@ class OpenVinoSession:
             self._limits = json.loads((folder / LIMITS).read_text())
         self._request = compile_graph().create_infer_request()
 
+    def is_sure_of(self, inputs: Mapping[str, Array]) -> bool:
+        """Returns whether ONNX Runtime computes the same from these numbers, see `Session`.
+
+        Where one is not finite, many operations differ: ReLU makes 0 of NaN. Indices are checked by
+        `run`.
+        """
+        for name, array in inputs.items():
+            if array.size and array.dtype.kind in "fiu" and name not in self._limits:
+                most = math.inf if array.dtype.kind == "f" else MOST_INTEGER
+                if not -most < array.min() <= array.max() < most:
+                    return False
+        return True
+
     def run(
         self,
         names: Sequence[str],
@@ -121,7 +143,8 @@ def index_limits(model: Any) -> dict[str, int]:
     """Returns the rows of the smallest table of weights that each input of an OpenVINO model indexes.
 
     Raises ValueError if clients' integers are indices, or lengths, that can't be checked before a call:
-    OpenVINO would answer zeros, read memory behind a tensor, or crash.
+    OpenVINO would answer zeros, read memory behind a tensor, or crash. It also does for arithmetic in
+    8 bits.
     """
     limits: dict[str, int] = {}
     seen: set[tuple[str, int, bool]] = set()
@@ -135,6 +158,8 @@ def index_limits(model: Any) -> dict[str, int]:
             rows = table_rows(node) if (kind, place, is_same) == ("Gather", 1, True) else 0
             if rows:
                 limits[name] = min(limits.get(name, rows), rows)
+            elif is_integer and output.get_element_type().size == 1 and kind in ARITHMETIC:
+                raise ValueError(f"OpenVINO saturates {kind} in 8 bits, which depends on {name}")
             elif is_integer and (kind in LENGTHS or (place and kind not in ELEMENTWISE)):
                 raise ValueError(
                     f"OpenVINO does not check what {kind} is given, which depends on {name}"

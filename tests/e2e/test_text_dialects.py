@@ -135,6 +135,8 @@ def test_the_models_as_openai_and_kserve_list_them(url: str, other_url: str) -> 
     one = requests.get(f"{url}/v1/models/{ALIAS}", timeout=20).json()
     assert (one["id"], one["model_version_status"][0]["state"]) == (ALIAS, "AVAILABLE")
     assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=20).json() == {**cards[ALIAS]}
+    for base, name in product((url, other_url), ("org/judge", "org%2Fjudge")):
+        assert requests.get(f"{base}/v1/models/{name}", timeout=20).json()["id"] == "org/judge"
     texts = [requests.get(f"{base}/v1/models/x", timeout=20) for base in (url, other_url)]
     assert [response.status_code for response in texts] == [404, 404]
     assert isinstance(texts[0].json()["error"], str)

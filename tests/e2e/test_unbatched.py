@@ -1,5 +1,6 @@
 """Graphs without a batch axis over every protocol: a request is one item of the graph's full shapes."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import requests
 import tritonclient.grpc
+from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from tests import graphs
@@ -50,6 +52,29 @@ def test_tensors_have_the_graphs_own_shapes(service: Service, kind: str) -> None
         service.triton(kind, "line", {"x": X[np.newaxis], "w": W, "s": np.asarray(S)})
     with pytest.raises(InferenceServerException, match=r"s must have the shape \[\], not \[1\]"):
         service.triton(kind, "line", {"x": X, "w": W, "s": W[:1]})
+
+
+def test_only_outputs_in_json_must_be_finite(service: Service) -> None:
+    """The sum of the large numbers is infinite."""
+    large = np.full_like(X, 3e38)
+    tensors: dict[str, NDArray[np.float32]] = {"x": large, "w": W, "s": np.zeros((), np.float32)}
+    inputs = [
+        {"name": name, "datatype": "FP32", "shape": array.shape, "data": array.ravel().tolist()}
+        for name, array in tensors.items()
+    ]
+    path, y = "/v2/models/line/infer", {"name": "y"}
+    binary = {"name": "total", "parameters": {"binary_data": True}}
+    for outputs in ([y], [y, binary]):
+        answer = service.post(path, {"inputs": inputs, "outputs": outputs})
+        head = answer.headers.get("Inference-Header-Content-Length")
+        first = json.loads(answer.content[: int(head) if head else None])["outputs"][0]
+        assert (answer.status_code, first["name"]) == (200, "y")
+        assert np.array_equal(np.float32(first["data"]), large.ravel())
+    refused = service.post(path, {"inputs": inputs})
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        "the total of element 0 is not finite",
+    )
 
 
 def test_requests_are_computed_one_at_a_time(service: Service) -> None:

@@ -372,8 +372,10 @@ def correct_transparency(image: PngImageFile) -> None:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
-    if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 255
+    if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 1 or to 255
         values = np.nan_to_num(np.asarray(image), nan=0.0)
+        if image.mode == "F" and values.max() <= 1:
+            values = values * 255
         depth = 12 if image.info.get(DEPTH) == 12 else 16  # Pillow reads 12 bits as they are
         shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> depth - 8
         is_transparent = values == image.info.get("transparency")

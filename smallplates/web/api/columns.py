@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from smallplates.errors import InvalidJsonError, InvalidRequestError
+from smallplates.errors import InvalidJsonError, InvalidRequestError, InvalidTensorError
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Field, Fields
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
@@ -269,14 +269,22 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
         return [
             field_column(output, call, answer) for output in outputs if has_values(output.spec, answer)
         ]
-    if any(output.classes or not output.binary for output in outputs):
-        call.entry.model.check_finite(answer)
     names = [spec.name for spec in call.entry.outputs]
     arrays = dict(zip(names, answer.arrays, strict=True))
+    for output in outputs:
+        if output.classes or not output.binary:
+            check_finite(output.spec.name, arrays[output.spec.name])
     return [
         tensor_column(output, arrays[output.spec.name], call.is_batched, answer.task.labels)
         for output in outputs
     ]
+
+
+def check_finite(name: str, array: Array) -> None:
+    """Raises InvalidTensorError for infinities and NaN in [N, ...], which JSON cannot represent."""
+    finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+    if not finite.all():
+        raise InvalidTensorError(f"the {name} of element {finite.argmin()} is not finite")
 
 
 def has_values(spec: ColumnSpec, answer: Answer) -> bool:

@@ -48,6 +48,7 @@ IS_FORM = re.compile(rb"[\w.%+-]++=[^\0]*+\Z|[^\s=%+]*+[%+][^\s=]*+\Z")
 """What looks like a form: a text or a file that `curl -d` or urllib sends need not be one."""
 
 JSON_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")  # `curl -d` calls JSON urlencoded
+JSON_OBJECT = re.compile(rb'(?:\xef\xbb\xbf)?\s*{\s*"')  # Python's `requests` may send it without a type
 CODECS = {codec for codec in encodings.values() if not codec.endswith("_codec")}
 CODECS -= {"mbcs", "rot_13", "utf_7"}
 """Python's names of charsets; it would remember every unknown name for ever."""
@@ -82,8 +83,8 @@ def fields_from_body(
 ) -> Fields:
     """Finds the fields in a body: JSON, a form, or the value of the task's `body_field`.
 
-    Without a content type, the body is taken as the value of `body_field` if there is one, else as JSON;
-    for a task that takes JSON unparsed, what begins like JSON is JSON.
+    Without a content type, what begins like a JSON object is JSON; for a task that takes JSON unparsed,
+    also what begins like a list. Other bodies are taken as the value of `body_field` if there is one.
     The task's `list_fields` may be lists: of JSON, or of what a form repeats. If `native`, TOP_K may be
     a field, too (in multipart forms a list of texts), and unknown fields are refused. `aliases` are
     further names of `body_field` in a form; with them, an unknown content type means the same as none.
@@ -122,7 +123,7 @@ def fields_from_body(
 
 def default_type(task: Task, body: bytes = b"") -> str:
     """Returns the content type of a body that has none."""
-    is_json = task.takes_json and JSON_START.match(body)
+    is_json = (JSON_START if task.takes_json else JSON_OBJECT).match(body)
     return (BYTES if task.body_field and not is_json else JSON).decode()
 
 
@@ -139,8 +140,9 @@ def inline_bytes(task: Task, content_type: str | None) -> int:
     """Returns the size of the largest body of this type to read on the event loop.
 
     It is small only for JSON and forms that may be lists of texts. Base64 and files are long, not many.
+    Without a type it may be JSON.
     """
-    kind = (content_type or default_type(task)).lower()
+    kind = (content_type or JSON.decode()).lower()
     lists_texts = any(field.name in task.list_fields and not field.is_bytes for field in task.request)
     return task.inline_limit if lists_texts and ("json" in kind or "form" in kind) else INLINE_BYTES
 

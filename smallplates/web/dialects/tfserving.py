@@ -21,6 +21,7 @@ from smallplates.web.api.columns import (
     ColumnCall,
     Data,
     call_of,
+    check_finite,
     check_size,
     count_of,
     decode_tensors,
@@ -199,8 +200,8 @@ def encode(call: ColumnCall, answer: Answer) -> dict[str, Any]:
     outputs = call.entry.outputs
     columns: dict[str, list[Any]] = {}
     if call.tensors is not None:
-        call.entry.model.check_finite(answer)
         for spec, array in zip(outputs, answer.arrays, strict=True):
+            check_finite(spec.name, array)
             columns[spec.name] = (array if call.entry.is_batched else array[0]).tolist()
     else:
         for spec in outputs:

@@ -21,7 +21,6 @@ from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.statistics import BatchTotals, Timings, Totals
 from smallplates.errors import (
     InvalidRequestError,
-    InvalidTensorError,
     NotSupportedError,
     ServingError,
     UnavailableError,
@@ -307,14 +306,6 @@ class ServedModel:
         results = await admission.results()
         arrays = stack(self.signatures[index], results)
         return Answer(self.task, [], arrays, admission.finish(results, self.description.version))
-
-    def check_finite(self, answer: Answer) -> None:
-        """Raises InvalidTensorError for infinities and NaN in tensors, which JSON cannot represent."""
-        specs = self.signatures[self.task.tensor_signature or 0].outputs
-        for spec, array in zip(specs, answer.arrays, strict=True):
-            finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-            if not finite.all():
-                raise InvalidTensorError(f"the {spec.name} of element {finite.argmin()} is not finite")
 
     async def _first_part(
         self, inputs: Sequence[Input], bulk: bool

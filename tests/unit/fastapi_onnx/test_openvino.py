@@ -153,6 +153,76 @@ def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
         backend.infer(signature, [np.array([[10**6]])])
 
 
+def test_numbers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes 0 of NaN in a ReLU, computes 64 bits in 32, and does not round quotients down."""
+    calls: list[bool] = []
+    run = OpenVinoSession.run
+
+    def recorded(self: OpenVinoSession, *arguments: Any) -> list[Array]:
+        calls.append(True)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
+    monkeypatch.setattr(OpenVinoSession, "run", recorded)
+    made = graphs.model(
+        [
+            graphs.node("Relu", "x", "y"),
+            graphs.node("Identity", "i", "j"),
+            graphs.node("Div", "i eleven", "k"),
+            graphs.node("Gather", "table row", "z"),
+        ],
+        [
+            graphs.value("x", axes=["N", 2]),
+            graphs.value("i", TensorProto.INT64, ["N", 2]),
+            graphs.value("row", TensorProto.INT64, ["N"]),
+        ],
+        [
+            graphs.value("y", axes=["N", 2]),
+            graphs.value("j", TensorProto.INT64, ["N", 2]),
+            graphs.value("k", TensorProto.INT64, ["N", 2]),
+            graphs.value("z", axes=["N"]),
+        ],
+        graphs.tensors(eleven=11, table=np.arange(2**16, dtype=np.float32)),
+    )
+    model = Model.read(graphs.saved(made, tmp_path))
+    (tmp_path / "scratch").mkdir()
+    backend, info = loaded(model, tmp_path / "scratch", cpu_runtime="auto")
+    assert info.backend.startswith(OPENVINO)
+    signature = backend.signature(model)
+    for x, i, is_openvino in (
+        (-1.5, 2**15 - 1, True),
+        (np.nan, 1, False),
+        (-np.inf, 1, False),
+        (0.5, 5 * 10**9, False),
+        (0.5, -(10**9), False),
+    ):
+        calls.clear()
+        numbers, whole = np.array([[x, 0.25]], np.float32), np.array([[i, -7]])
+        y, j, k, z = backend.infer(signature, [numbers, whole, np.array([2**16 - 1])])
+        np.testing.assert_array_equal(y, np.maximum(numbers, 0))
+        assert j.tolist() == whole.tolist()
+        assert k.tolist() == [[int(i / 11), 0]]
+        assert z.tolist() == [2**16 - 1]
+        assert calls == [True] * is_openvino
+
+
+def test_arithmetic_in_8_bits_is_left_to_onnx_runtime() -> None:
+    """OpenVINO says that 200 + 100 is 255, and 7 / 2 is 4."""
+    core = openvino_session.import_openvino().Core()
+    nodes = [graphs.node("Unsqueeze", "x one", "wide"), graphs.node("Div", "wide two", "y")]
+    weights = graphs.tensors(one=[1], two=np.uint8(2))
+    inputs = [graphs.value("x", TensorProto.UINT8, ["N"])]
+    made = graphs.model(nodes, inputs, [graphs.value("y", TensorProto.UINT8, ["N", 1])], weights)
+    with pytest.raises(ValueError, match="saturates Divide in 8 bits, which depends on x"):
+        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+    nodes = [graphs.node("Cast", "x", "f", to=TensorProto.FLOAT), graphs.node("Div", "f f", "y")]
+    made = graphs.model(nodes, inputs, [graphs.value("y")])
+    assert openvino_session.index_limits(core.read_model(made.SerializeToString())) == {}
+
+
 def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> None:
     """As networks find the last token: by comparison with the padding token."""
     nodes = [
@@ -377,7 +447,7 @@ def test_bf16_is_refused_where_the_processor_has_none(monkeypatch: pytest.Monkey
         loaded(model, precision="bf16", cpu_runtime="onnxruntime")
 
 
-@pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.UINT8])
+@pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.UINT16])
 def test_number_types_are_kept(tmp_path: Path, kind: int) -> None:
     numbers: NDArray[Any] = np.array([[1, 2, 3]], onnx.helper.tensor_dtype_to_np_dtype(kind))
     (found,) = computed(doubled(kind), tmp_path, OPENVINO, numbers)

@@ -81,8 +81,14 @@ def sixteen_bits_with_transparency() -> bytes:
         (lambda: pictures.encode(Image.fromarray(np.full((9, 9), 128 * 256, np.uint16)), "PNG"), 128),
         (lambda: pictures.encode(Image.new("L", (9, 9), 77), "PNG"), 77),
         (sixteen_bits_with_transparency, 64),
+        (lambda: pictures.encode(Image.new("F", (9, 9), 77.9), "TIFF"), 77),
+        (lambda: pictures.encode(Image.new("F", (9, 9), 0.5), "TIFF"), 127),
+        (lambda: pictures.encode(Image.new("F", (9, 9), -0.5), "TIFF"), 0),
     ],
-    ids=["transparent", "half transparent", "grey transparent", "16 bit", "grey", "16 bit transparent"],
+    ids=[
+        *("transparent", "half transparent", "grey transparent", "16 bit", "grey", "16 bit transparent"),
+        *("floats to 255", "floats to 1", "negative floats"),
+    ],
 )
 def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: int) -> None:
     assert centre(make()) == [expected] * 3

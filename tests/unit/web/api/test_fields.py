@@ -172,7 +172,11 @@ READ: list[tuple[Sequence[Read], Task, str | None, bytes, Mapping[str, Any]]] = 
     ([native], TEXTS, "application/json", MARK + b'{"text": "a"}', GOOD),
     ([native], JSON, "application/json", MARK + b"{}", {JSON_BODY: b"{}"}),
     # without a content type, or with another
-    (BOTH, TEXTS, None, b'{"text": "a"}', {"text": '{"text": "a"}'}),
+    (BOTH, TEXTS, None, MARK + b' {\n"text": "a"}', GOOD),
+    (BOTH, IMAGES, None, b'{"image": "YWJj"}', {"image": b"abc"}),
+    (BOTH, TEXTS, "application/octet-stream", b'{"text": "a"}', {"text": '{"text": "a"}'}),
+    (BOTH, TEXTS, None, b"{a} film", {"text": "{a} film"}),
+    (BOTH, TEXTS, None, b'["a"]', {"text": '["a"]'}),
     ([native], QUESTIONS, None, json.dumps(QUESTION).encode(), QUESTION),
     ([torchserve], QUESTIONS, "text/x", json.dumps(QUESTION).encode(), QUESTION),
     ([native], IMAGES, "image/png; charset=klingon", PNG, {"image": PNG}),
