@@ -314,8 +314,9 @@ def json_numbers(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: in
     depth, name = depth_of(raw), spec.name
     if depth not in (1, len(shape)):
         raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
-    if DTYPES[spec.datatype].kind == "f":  # MLServer's clients write NaN as null
-        raw = msgspec.Raw(bytes(raw).replace(b"null", b'"NaN"'))
+    # MLServer's clients write NaN as null; one letter is found in a fraction of the time
+    if DTYPES[spec.datatype].kind == "f" and b"n" in (text := bytes(raw)):
+        raw = msgspec.Raw(text.replace(b"null", b'"NaN"'))
     needed = math.prod(shape)
     if needed and (sent := count_of(raw, spec)) != needed:
         raise InvalidRequestError(f"{name} has {sent} numbers, but its shape has {needed}")
