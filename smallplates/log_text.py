@@ -59,15 +59,15 @@ def request(event: Event) -> Event:
 
 
 def ready(event: Event) -> Event:
-    """Returns how a model is served, and what else was tried: milliseconds an item."""
+    """Returns how a model is served, and what was compared before: milliseconds an item."""
     best = min(ms / int(size) for size, ms in event["batch_ms"].items())
     workers = event["instances"]
-    others = ", ".join(f"{name} {ms:.1f}" for name, ms in event.get("others", {}).items())
+    compared = ", ".join(f"{name} {ms:.1f}" for name, ms in event.get("compared", {}).items())
     runtime = f"{event['precision']} on {event['backend']}".removeprefix("- on ")
     text = (
         f"ready in {event.get('load_s', 0):.1f} s: {runtime}, "
         f"{workers} worker{'s' if workers > 1 else ''}, batches up to {event['batch_cap']}, "
-        f"{best:.1f} ms an item" + (f" ({others})" if others else "")
+        f"{best:.1f} ms an item" + (f" (compared: {compared})" if compared else "")
     )
     return {"model": event["model"], "event": text}
 

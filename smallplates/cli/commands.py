@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from smallplates import cli
+from smallplates import __version__, cli
 from smallplates.errors import ConfigurationError
 from smallplates.extras import missing_extra
 
@@ -69,8 +69,21 @@ app = typer.Typer(
 )
 
 
+def show_version(is_asked_for: bool) -> None:
+    """Prints the version and ends, if the option is given."""
+    if is_asked_for:
+        typer.echo(f"smallplates {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit."),
+]
+
+
 @app.callback(help=cli.__doc__)
-def group() -> None:
+def group(version: Version = False) -> None:
     """Has the commands below it, even if there is only one."""
 
 

@@ -325,6 +325,8 @@ def write_int8(model: Model, options: Int8Options) -> None:
             verdicts = int8.add(model, options)
     except (ConfigurationError, OSError) as error:
         raise NoInt8Error(str(error)) from error
+    for kind, verdict in verdicts.items():
+        verdict.fp32_sha256 = model.fp32_sha256(kind)
     version = model.description.version
     model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
     has_model_json = (model.folder / "model.json").exists()

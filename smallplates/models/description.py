@@ -38,7 +38,9 @@ GRAPH: Kind = "model.onnx"
 DEFAULT_LIMIT = 512
 """Maximum size of a tensor axis that varies, if nothing states one."""
 
-INT8_KINDS: tuple[Kind, ...] = ("model_quantized.onnx", "model_quantized.pt")
+INT8_KINDS: dict[Kind, Kind] = {"model_quantized.onnx": GRAPH, "model_quantized.pt": "model.safetensors"}
+"""Files in int8, and those in fp32 from which they are made."""
+
 Version = Annotated[str, Field(pattern="^[1-9][0-9]*$")]
 VersionLabel = Annotated[str, Field(pattern=r"^[0-9]*[A-Za-z._-][A-Za-z0-9._-]*$")]  # is not a number
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -186,6 +188,9 @@ class Int8Verdict(BaseModel):
 
     method: str = ""
     """How the file was quantized; empty if unknown."""
+
+    fp32_sha256: str = Field(default="", exclude_if=lambda value: not value)
+    """SHA-256 of the fp32 weights from which the file was made; empty if unknown."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

@@ -132,6 +132,23 @@ class Model:
         except ValidationError as error:
             raise ConfigurationError(f"{beside} is invalid: {in_words(error)}") from error
 
+    def is_of_other_weights(self, int8: Kind) -> bool:
+        """Returns whether the fp32 weights are not those from which the int8 file was made."""
+        verdict = self.verdict(int8)
+        known = verdict.fp32_sha256 if verdict else ""
+        return known != "" and self.has(INT8_KINDS[int8]) and known != self.fp32_sha256(int8)
+
+    def fp32_sha256(self, int8: Kind) -> str:
+        """Returns the SHA-256 of an int8 file's fp32 file together with its weights in other files.
+
+        Raises ConfigurationError and OSError.
+        """
+        path, digest = self.file(INT8_KINDS[int8]), hashlib.sha256()
+        for part in (path, *sorted(path.parent.glob(f"{path.name}[._]data*"))):
+            with part.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+        return digest.hexdigest()
+
     def file(self, kind: Kind) -> Path:
         """Returns the path of the version's weights after checking their digest.
 
@@ -144,8 +161,8 @@ class Model:
             return self.folder / relative
         if not self._has_model_json:
             cure = ""
-            if kind == GRAPH and self.has(INT8_KINDS[0]):
-                cure = f"; {INT8_KINDS[0]} needs SERVING_PRECISION=int8"
+            if kind == GRAPH and self.has("model_quantized.onnx"):
+                cure = "; model_quantized.onnx needs SERVING_PRECISION=int8"
             elif kind == GRAPH and self.has("model.safetensors"):
                 is_text = kind_of(self.description.task).outputs
                 export = f"smallplates export transformers {self.folder}" if is_text else "optimum-cli"

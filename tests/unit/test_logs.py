@@ -113,7 +113,8 @@ def test_tracebacks_for_people_show_no_variables(
 
 ROUTE = {"method": "POST", "path": "/predict", "client": "::1", "request_id": "7f3a", "code": "ok"}
 READY = {"load_s": 1.42, "precision": "int8", "backend": "onnxruntime 1.31", "instances": 2}
-TIMES = {"batch_cap": 2, "batch_ms": {"1": 1.0, "2": 1.4}, "others": {"onnxruntime fp32": 1.31}}
+COMPARED = {"onnxruntime fp32": 1.31, "onnxruntime int8": 0.6}
+TIMES = {"batch_cap": 2, "batch_ms": {"1": 1.0, "2": 1.4}, "compared": COMPARED}
 DEAD = {"model": "a long name", "worker": 0, "exit_code": 3, "reason": "ended", "restart_in_s": 0.4}
 LINES: list[tuple[str, dict[str, Any], str]] = [
     (
@@ -135,7 +136,7 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
         "info: model ready",
         {"model": "food11", **READY, **TIMES, "gpu_uuid": None},
         "food11     ready in 1.4 s: int8 on onnxruntime 1.31, 2 workers, batches up to 2, "
-        "0.7 ms an item (onnxruntime fp32 1.3)",
+        "0.7 ms an item (compared: onnxruntime fp32 1.3, onnxruntime int8 0.6)",
     ),
     (
         "error: an inference worker died",

@@ -125,7 +125,7 @@ class InferenceService:
             precision=info.precision,
             precision_reason=info.precision_reason,
             backend=info.backend,
-            others={f"{t.runtime} {t.precision}": t.ms for t in info.trials if t.ms and not t.chosen},
+            compared={f"{t.runtime} {t.precision}": t.ms for t in info.trials if t.ms},
             instances=new.workers,
             **REPORT.dump_python(report, mode="json", exclude={"info", "schemas"}),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from smallplates import extras
+from smallplates import __version__, extras
 from smallplates.cli import serve
 from smallplates.cli.commands import COMMANDS, Command, app
 from smallplates.settings import ROOT
@@ -16,6 +16,10 @@ from smallplates.settings import ROOT
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_listed(name: str) -> None:
     assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_the_version_is_shown() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"smallplates {__version__}\n"
 
 
 def test_ask_takes_any_number_of_inputs() -> None:

@@ -1,6 +1,7 @@
 """int8 of networks for texts: `smallplates quantize`, and what the ONNX backend makes of it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,17 @@ def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> 
     kept.write_text("{}")
     with pytest.raises(ConfigurationError, match=r"model_quantized\.json is invalid"):
         on_cpu(model)
+
+
+@pytest.mark.parametrize("changed", ["model.onnx", "model.onnx.data"])
+def test_a_file_made_from_other_weights_is_refused(folder: Path, tmp_path: Path, changed: str) -> None:
+    own = shutil.copytree(folder, tmp_path / "own")
+    with (own / changed).open("ab") as file:  # protobuf: an unknown field
+        file.write(b"\x98\x3f\x01")
+    reason = f"{FILE} was made from other weights: run `smallplates quantize` again"
+    assert on_cpu(Model.read(own))[1] == reason
+    with pytest.raises(ConfigurationError, match="was made from other weights"):
+        on_cpu(Model.read(own), precision="int8")
 
 
 def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:
