@@ -206,7 +206,8 @@ def json_type(schema: dict[str, Any]) -> str:  # Any: a JSON schema
         item = json_type(schema.get("items") or schema["prefixItems"][0])
         return f"array of {schema['maxItems']}: {item}" if "prefixItems" in schema else f"array: {item}"
     if kind == "object":
-        return f"object: {json_type(schema['additionalProperties'])}"
+        values = schema.get("patternProperties", {"": schema.get("additionalProperties")})
+        return f"object: {json_type(*values.values())}"
     least = "above 0" if "exclusiveMinimum" in schema else f"from {schema.get('minimum')}"
     if kind == "integer" and "exclusiveMinimum" in schema:
         least = "from 1"

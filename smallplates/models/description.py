@@ -41,6 +41,8 @@ DEFAULT_LIMIT = 512
 INT8_KINDS: dict[Kind, Kind] = {"model_quantized.onnx": GRAPH, "model_quantized.pt": "model.safetensors"}
 """Files in int8, and those in fp32 from which they are made."""
 
+Version = Annotated[str, Field(pattern="^[1-9][0-9]*$")]
+VersionLabel = Annotated[str, Field(pattern=r"^[0-9]*[A-Za-z._-][A-Za-z0-9._-]*$")]  # is not a number
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -218,8 +220,11 @@ class ModelDescription(BaseModel):
     name: Annotated[str, Field(pattern=NAME)]
     """Name by which clients call the model."""
 
-    version: Annotated[str, Field(pattern="^[1-9][0-9]*$")]
+    version: Version
     """Subfolder that holds the weights: a whole number from 1."""
+
+    version_labels: dict[VersionLabel, Version] = Field(default={}, exclude_if=lambda value: not value)
+    """Further names of versions in paths and gRPC requests, such as `{"v0.1.0": "1"}`."""
 
     title: str = Field(default="", exclude_if=lambda value: not value)
     """Heading of the web page, such as `What food is this?`."""
@@ -256,7 +261,8 @@ class ModelDescription(BaseModel):
 
     names: dict[str, str] = {}
     """Names for fields of requests and answers in v2 and TensorFlow Serving's protocol. By default, a
-    field has its own name in capital letters."""
+    field has its own name in capital letters. For the task `tensor`: names for the graph's inputs and
+    outputs."""
 
     architecture: str | None = None
     """Network for the PyTorch backend: a name in `torchvision.models`."""

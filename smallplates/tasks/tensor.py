@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from smallplates.errors import NotSupportedError
+from smallplates.errors import ConfigurationError, NotSupportedError
+from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
+from smallplates.settings import Settings
 from smallplates.tasks.base import Fields, Prepared, Task
 
 
@@ -16,6 +19,22 @@ class TensorsOnly(Task):
         super().__init__(*arguments)
         self.labels = self._model.labels
         self.limits = self._signatures[0].limits
+
+    @classmethod
+    def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
+        """Returns the graph's signature. Raises ConfigurationError for wrong `names` in model.json."""
+        (signature,) = graph
+        names, sides = model.description.names, (signature.inputs, signature.outputs)
+        known = [spec.name for specs in sides for spec in specs]
+        if unknown := names.keys() - known:
+            raise ConfigurationError(
+                f"names in model.json has {min(unknown)!r}; the graph has {', '.join(known)}"
+            )
+        for specs in sides:
+            called = [names.get(spec.name, spec.name) for spec in specs]
+            if len(set(called)) < len(called):
+                raise ConfigurationError(f"names in model.json repeats a name: {', '.join(called)}")
+        return graph
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Always raises NotSupportedError."""

@@ -135,7 +135,7 @@ class ModelCatalog:
         return names | {alias: names[name] for alias, name in aliases if name in names}
 
     def find(self, name: str, version: str | None = None) -> CatalogEntry:
-        """Returns the entry for a name.
+        """Returns the entry for a name, and for a version or one of its labels.
 
         Raises NotFoundError for an unknown name or version, UnavailableError for a model out of service.
         """
@@ -143,7 +143,8 @@ class ModelCatalog:
         if entry is None:
             self._service.model(self.owner(name))  # says why it is not in service
             raise NotFoundError(f"{name} is not available in this form")
-        if version is not None and version != entry.version:
+        labels = entry.model.description.version_labels
+        if version is not None and labels.get(version, version) != entry.version:
             raise NotFoundError(
                 f"version {version[:20]!r} of {name} is not served; version {entry.version} is"
             )
@@ -207,8 +208,9 @@ def entries_of(model: ServedModel) -> Iterable[CatalogEntry]:
             yield CatalogEntry(name, description.version, *form)
         elif kind == TENSOR and tensor is not None:
             signature = model.signatures[tensor]
-            inputs = tuple(column_of_tensor(spec, signature) for spec in signature.inputs)
-            outputs = tuple(column_of_tensor(spec, signature) for spec in signature.outputs)
+            names = description.names if task.request_signature is None else {}
+            inputs = tuple(column_of_tensor(spec, signature, names) for spec in signature.inputs)
+            outputs = tuple(column_of_tensor(spec, signature, names) for spec in signature.outputs)
             form = (True, tensor, inputs, outputs, model)
             yield CatalogEntry(name, description.version, *form, signature.is_batched)
 
@@ -221,9 +223,9 @@ def column_of_field(field: Field, names: dict[str, str]) -> ColumnSpec:
     return ColumnSpec(name, field.datatype, (1,), field=field)
 
 
-def column_of_tensor(spec: TensorSpec, signature: Signature) -> ColumnSpec:
+def column_of_tensor(spec: TensorSpec, signature: Signature, names: dict[str, str]) -> ColumnSpec:
     """Returns the column for a tensor of the network."""
     dims = tuple(-1 if isinstance(size, str) else size for size in spec.shape)
     unlimited = dict.fromkeys(signature.axes, -1)
     limits = spec.shape_at(unlimited | signature.limits)
-    return ColumnSpec(spec.name, NAMES[spec.dtype], dims, limits)
+    return ColumnSpec(names.get(spec.name, spec.name), NAMES[spec.dtype], dims, limits)

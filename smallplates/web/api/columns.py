@@ -7,7 +7,7 @@ of numbers [N, *shape], or a list of texts or bytes in row-major order.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from smallplates.errors import InvalidJsonError, InvalidRequestError, InvalidTen
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Field, Fields
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.datatypes import BYTES, DTYPES
+from smallplates.web.api.datatypes import BYTES, DTYPES, fits
 from smallplates.web.api.fields import commas, element_of, field_value, without_texts
 from smallplates.web.api.pipeline import Call
 from smallplates.web.http.body import decode_json
@@ -90,7 +90,7 @@ def call_of(
     call = ColumnCall(entry=entry, count=count, **further)
     call.top_k = max(call.candidates, *(output.classes for output in call.outputs), 1)
     if entry.takes_tensors:
-        call.tensors = [np.asarray(data[spec.name]) for spec in entry.inputs]
+        call.tensors = [np.asarray(data[spec.name], DTYPES[spec.datatype]) for spec in entry.inputs]
     else:
         call.inputs = inputs_of(entry, count, data)
     return call
@@ -150,7 +150,7 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     Raises InvalidRequestError.
     """
     name, dims, shape = spec.name, list(spec.dims), list(shape[: MAX_DIMS + 1])
-    if datatype != spec.datatype:
+    if not fits(datatype, spec.datatype):
         raise InvalidRequestError(f"{name} must be {spec.datatype}, not {datatype[:20]!r}")
     if spec.fits(shape):
         return 1
@@ -160,6 +160,12 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     with_batch = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
     empty = "; -1 stands for a size of 1 or more" if -1 in dims and 0 in shape else ""
     raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}{empty}")
+
+
+def columns_sent(entry: CatalogEntry, inputs: Sequence[Any]) -> dict[str, ColumnSpec]:
+    """Returns the column of each input by name, with the datatype that the client sent."""
+    specs = {spec.name: spec for spec in entry.inputs}
+    return {each.name: replace(specs[each.name], datatype=each.datatype) for each in inputs}
 
 
 # decoding JSON and bytes

@@ -36,3 +36,11 @@ DATATYPES = {
 DTYPES = {datatype.name: datatype.dtype for datatype in DATATYPES.values() if datatype.dtype is not None}
 NAMES = {dtype.name: name for name, dtype in DTYPES.items()}
 """Name in NumPy -> name in the Open Inference Protocol."""
+
+
+def fits(sent: str, expected: str) -> bool:
+    """Returns whether a type is the expected one, or a smaller one of its kind: no value changes."""
+    small, large = DTYPES.get(sent), DTYPES.get(expected)
+    if small is None or large is None:
+        return sent == expected
+    return small.kind == large.kind and small.itemsize <= large.itemsize

@@ -59,7 +59,8 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 
 def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
     """Finds a model; version 1.0, TorchServe's default, is the same as 1. Raises NotFoundError."""
-    return catalog.find(name, version and version.removesuffix(".0"))
+    whole = (version or "").removesuffix(".0")
+    return catalog.find(name, whole if whole.isdecimal() else version)
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:

@@ -9,13 +9,14 @@ from google.protobuf.message import DecodeError
 
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import ColumnCall, Data, columns_of, item_shape
+from smallplates.web.api.columns import ColumnCall, Data, columns_of, columns_sent, item_shape
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
 from smallplates.web.dialects.v2.codec import (
     MAX_TENSORS,
     Parameters,
     binary_data,
     call_of_request,
+    decoded,
     pack,
     without_nulls,
 )
@@ -76,18 +77,19 @@ def parameters_of(parameters: Message) -> Parameters:
 
 def data_of(request: Message, entry: CatalogEntry, count: int) -> dict[str, Data]:
     """Returns every input's data; all are raw or all are typed. Raises InvalidRequestError."""
-    specs = {spec.name: spec for spec in entry.inputs}
     inputs, raw = request.inputs, request.raw_input_contents
-    for tensor in inputs:
-        parameters_of(tensor.parameters)
-    if not raw:
-        return {tensor.name: typed_data(tensor, specs[tensor.name], count) for tensor in inputs}
-    if len(raw) != len(inputs) or any(tensor.HasField("contents") for tensor in inputs):
+    specs = columns_sent(entry, inputs)
+    if raw and (len(raw) != len(inputs) or any(tensor.contents.ByteSize() for tensor in inputs)):
         raise InvalidRequestError(f"{inputs[0].name} needs either one raw content or typed contents")
-    return {
-        tensor.name: binary_data(memoryview(data), specs[tensor.name], tensor.shape, count)
-        for tensor, data in zip(inputs, raw, strict=True)
-    }
+    data = {}
+    for index, tensor in enumerate(inputs):
+        spec, parameters = specs[tensor.name], parameters_of(tensor.parameters)
+        if raw:
+            values = binary_data(memoryview(raw[index]), spec, tensor.shape, count)
+        else:
+            values = typed_data(tensor, spec, count)
+        data[tensor.name] = decoded(values, parameters)
+    return data
 
 
 def typed_data(tensor: Message, spec: ColumnSpec, count: int) -> Data:

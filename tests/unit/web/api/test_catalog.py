@@ -5,7 +5,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pydantic import ValidationError
 
+from smallplates.errors import NotFoundError
+from smallplates.models.description import ModelDescription
+from smallplates.models.tensors import Signature
 from smallplates.web.api import catalog
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 
@@ -49,3 +53,24 @@ def test_a_thread_that_is_late_does_not_bring_back_a_model(
     goes_on.set()
     thread.join()
     assert watched.entries["model"].model is new
+
+
+def test_a_version_has_labels() -> None:
+    description = ModelDescription(
+        name="own", version="1", task="tensor", version_labels={"v0.1.0": "1", "2.1": "2", "old": "1"}
+    )
+    model: Any = Mock(description=description)
+    model.signatures = [Signature("graph", (), ())]
+    model.task = Mock(request_signature=None, tensor_signature=0)
+    found = ModelCatalog(Mock(models={"own": model}, settings=Mock(aliases={"also": "own"})))
+    for name in ("own", "also"):
+        assert {found.find(name, version).version for version in (None, "1", "v0.1.0", "old")} == {"1"}
+        for version in ("2", "2.1", "v0.2.0", "", "V0.1.0"):
+            with pytest.raises(NotFoundError, match=f"version '{version}' of {name} is not served"):
+                found.find(name, version)
+
+
+@pytest.mark.parametrize("labels", [{"2": "1"}, {"": "1"}, {"a/b": "1"}, {"v1": "one"}, {"v1": "0"}])
+def test_labels_are_no_numbers_and_versions_are(labels: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        ModelDescription(name="own", version="1", task="tensor", version_labels=labels)
