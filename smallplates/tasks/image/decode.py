@@ -224,7 +224,7 @@ class ImageDecoder:
             pixels = self._resizer.resize(image, (crop, crop), box)
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
-        return pixels[..., ::-1] if pipeline.channels == "BGR" else pixels
+        return np.ascontiguousarray(pixels[..., ::-1]) if pipeline.channels == "BGR" else pixels
 
 
 def is_cheap(data: bytes) -> bool:
