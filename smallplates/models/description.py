@@ -54,17 +54,18 @@ class ImagePipeline(BaseModel):
     resize: Side | Size
     """Length in pixels to which the short side is resized, or `[height, width]`. Antialiased."""
 
-    filter: Literal["bilinear", "bicubic", "lanczos", "hamming", "box"] = Field(
+    filter: Literal["bilinear", "bicubic", "lanczos", "hamming", "box", "nearest"] = Field(
         default="bilinear", exclude_if=lambda value: value == "bilinear"
     )
-    """Filter for `resize` and `enlarge`."""
+    """Filter for `resize` and `enlarge`. `nearest` is not antialiased."""
 
     exact: bool = Field(default=False, exclude_if=lambda value: not value)
     """Whether to resize to exactly Pillow's pixels. Otherwise faster code is used, with some pixels off
     by one, very few by two."""
 
     center_crop: Side | None = None
-    """Side in pixels of the square that is cropped from the centre after `resize`; null: no crop."""
+    """Side in pixels of the square that is cropped from the centre after `resize`, with black borders if
+    the image is smaller; null: no crop."""
 
     crop_rounding: Literal["nearest", "down"] = Field(
         default="nearest", exclude_if=lambda value: value == "nearest"
@@ -74,8 +75,11 @@ class ImagePipeline(BaseModel):
     enlarge: Size | None = None
     """Size to which the crop is resized, `[height, width]`; null: the crop's own size."""
 
+    channels: Literal["RGB", "BGR"] = Field(default="RGB", exclude_if=lambda value: value == "RGB")
+    """Order of the channels that the network takes."""
+
     mean: tuple[float, float, float]
-    """Mean of each channel (R, G, B), subtracted from pixels between 0 and 1."""
+    """Mean of each channel, in the order of `channels`, subtracted from pixels between 0 and 1."""
 
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
     """Standard deviation of each channel, by which the difference is divided."""

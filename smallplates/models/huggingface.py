@@ -56,6 +56,9 @@ class Config(File):
     n_positions: PositiveInt | None = None
     """Number of positions in GPT-2 and its relatives; T5 has the field, but no positions."""
 
+    pretrained_cfg: Any = None
+    """What timm writes of its networks."""
+
     sentence_transformers: dict[str, Any] | None = None
     sbert_ce_default_activation_function: str | None = None
     """These two are in exports of sentence-transformers' CrossEncoder, the second in older ones."""
@@ -93,6 +96,11 @@ def export(folder: Path, version: str | None, name: str = "") -> ModelDescriptio
     if version not in (None, "1") or not path.is_file():
         return None
     config = read(path, Config)
+    if config.pretrained_cfg and (config.architectures or not list(folder.glob("*.onnx"))):
+        raise ConfigurationError(
+            f"{path} is of timm, whose folders cannot be served: write the network as an ONNX file, and "
+            "make a folder of it with `smallplates export onnx`"
+        )
     if config.model_type is None and config.architectures is None:
         return None  # config.json belongs to another program
     with configuration_errors(path, folder):

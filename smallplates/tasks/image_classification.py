@@ -62,7 +62,7 @@ class ImageClassification(Classification):
                 f"problem_type is {config.problem_type}, with {len(config.labels)} labels; for images, "
                 "only several labels that exclude each other are supported"
             )
-        return {"labels": config.labels, "image": image_pipeline(folder)}
+        return {"labels": config.labels, "image": image_pipeline(folder, config)}
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:

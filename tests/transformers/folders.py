@@ -22,6 +22,8 @@ COLOURS = ["red", "green", "blue", "white", "black"]
 SIDE = 64
 """Side of an image in pixels."""
 
+SQUARE = {"height": SIDE, "width": SIDE}
+
 SPREAD = 2.0
 """Standard deviation of a logit over the samples, as of networks that are trained."""
 
@@ -221,26 +223,75 @@ def exported(
     return saved(folder, made, tokenizer, task)
 
 
+def vit() -> tuple[Any, Any]:
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.ViTConfig(**small, **named(COLOURS), intermediate_size=128, image_size=SIDE)
+    processor = transformers.ViTImageProcessor(size=SQUARE)
+    return transformers.ViTForImageClassification(config), processor
+
+
+def resnet() -> tuple[Any, Any]:
+    thin = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"}
+    network = transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(**thin, **named(COLOURS))
+    )
+    return network, transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.875)
+
+
+def mobilevit() -> tuple[Any, Any]:
+    """Blue first, and not normalised."""
+    thin = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64]}
+    config = transformers.MobileViTConfig(
+        **thin, **named(COLOURS), num_attention_heads=2, image_size=SIDE
+    )
+    processor = transformers.MobileViTImageProcessor(size={"shortest_edge": 72}, crop_size=SQUARE)
+    return transformers.MobileViTForImageClassification(config), processor
+
+
+def efficientnet() -> tuple[Any, Any]:
+    """Single pixels, and divided twice."""
+    thin = {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320}
+    config = transformers.EfficientNetConfig(**thin, **named(COLOURS), image_size=SIDE)
+    std = [0.47853944, 0.4732864, 0.47434163]
+    processor = transformers.EfficientNetImageProcessor(size=SQUARE, image_std=std, resample=0)
+    return transformers.EfficientNetForImageClassification(config), processor
+
+
+def poolformer() -> tuple[Any, Any]:
+    """A crop of the default share."""
+    config = transformers.PoolFormerConfig(
+        hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], **named(COLOURS)
+    )
+    processor = transformers.PoolFormerImageProcessor(size={"shortest_edge": SIDE}, crop_size=SQUARE)
+    return transformers.PoolFormerForImageClassification(config), processor
+
+
+IMAGE_NETWORKS = {made.__name__: made for made in (vit, resnet, mobilevit, efficientnet, poolformer)}
+
+
 def image_classifier(folder: Path, network: str) -> Path:
     torch.manual_seed(0)
-    processor: Any
-    if network == "vit":
-        small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        made: Any = transformers.ViTForImageClassification(
-            transformers.ViTConfig(**small, **named(COLOURS), intermediate_size=128, image_size=SIDE)
-        )
-        processor = transformers.ViTImageProcessor(size={"height": SIDE, "width": SIDE})
-    else:
-        thin = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "layer_type": "basic"}
-        made = transformers.ResNetForImageClassification(
-            transformers.ResNetConfig(**thin, **named(COLOURS))
-        )
-        processor = transformers.ConvNextImageProcessor(size={"shortest_edge": SIDE}, crop_pct=0.875)
-    made.eval()
+    made, processor = IMAGE_NETWORKS[network]()
     batch = processor(samples(), return_tensors="pt")
     with torch.inference_mode():
+        measured(made, batch)
         spread_out(made, made(**batch).logits)
     return saved(folder, made, processor, "image-classification")
+
+
+def measured(network: nn.Module, batch: Any) -> None:
+    """Puts the network in eval mode, with the batch's own means in batch normalisation.
+
+    A deep network with random weights otherwise returns the same for all images.
+    """
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+        elif isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    network.train()
+    network(**batch)
+    network.eval()
 
 
 def samples() -> list[Image.Image]:

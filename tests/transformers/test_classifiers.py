@@ -87,7 +87,7 @@ def test_a_folder_that_optimum_cli_has_written(backend: str, kept: Kept, tmp_pat
 
 
 @on_both_backends
-@pytest.mark.parametrize("network", ["vit", "resnet"])
+@pytest.mark.parametrize("network", folders.IMAGE_NETWORKS)
 def test_images(backend: str, network: str, kept: Kept) -> None:
     folder = kept(folders.image_classifier, network)
     modes = [pictures.plate(200, 150).convert("L"), pictures.plate(150, 200).convert("P")]

@@ -120,7 +120,9 @@ class ImageDecoder:
         Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
 
     def decode(self, data: bytes) -> NDArray[np.uint8]:
-        """Decodes a file to RGB pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
+        """Decodes a file to pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
+
+        The channels have the order `pipeline.channels`.
 
         Raises InvalidImageError (unknown, truncated or broken file) or ImageTooLargeError.
         """
@@ -174,6 +176,8 @@ class ImageDecoder:
 
     def draft_size(self, width: int, height: int) -> tuple[int, int]:
         """Returns the minimum (width, height) to decode a JPEG to; the codec rounds up."""
+        if self.pipeline.filter == "nearest":
+            return width, height  # it takes single pixels, and the codec would average them
         resize = self.pipeline.resize
         if isinstance(resize, int):
             scale = DRAFT_MARGIN * resize / min(width, height)
@@ -219,7 +223,7 @@ class ImageDecoder:
             pixels = self._resizer.resize(image, (crop, crop), box)
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
-        return pixels
+        return np.ascontiguousarray(pixels[..., ::-1]) if pipeline.channels == "BGR" else pixels
 
 
 def is_cheap(data: bytes) -> bool:

@@ -1,35 +1,62 @@
 """Image processors of transformers: `preprocessor_config.json` as an image pipeline, or refused."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ImagePipeline
-from smallplates.models.huggingface import File, configuration_errors, read
+from smallplates.models.huggingface import Config, File, configuration_errors, read
 
 PREPROCESSOR = "preprocessor_config.json"
-FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-"""Pillow's number of a filter -> its name; without `nearest`, which no network is trained with."""
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Pillow's number of a filter -> its name."""
 
-CONVNEXT, LEVIT = "ConvNext", "Levit"
-SQUARE = ("ViT", "DeiT", "Beit", "Pvt", "Segformer")
-"""Image processors for which a single number means the side of a square."""
 
-BY_SHORT_SIDE = ("CLIP", "Bit", "Siglip", "MobileNetV1", "MobileNetV2", LEVIT, CONVNEXT)
-"""Image processors for which a single number means the short side."""
+class Family(NamedTuple):
+    """What an image processor does if its file doesn't say otherwise."""
 
-UNCROPPED = ("ViT", "Beit", "Siglip", "Pvt", "Segformer")
-"""Image processors that crop only if their file says so; in transformers 4, also BEiT's cropped."""
+    is_square: bool
+    """Whether a single number as `size` means the side of a square, and not the short side."""
 
-CONVNEXT_CROP_PCT, CONVNEXT_UNCROPPED = 224 / 256, 384
+    resample: int | None
+    """Number of the filter; None: versions of transformers differ."""
+
+    crop: int | None = None
+    """Side of the crop; None: no crop."""
+
+
+CONVNEXT, EFFICIENTNET, LEVIT, MOBILEVIT = "ConvNext", "EfficientNet", "Levit", "MobileViT"
+POOLFORMER = "PoolFormer"
+FAMILIES = {
+    "ViT": Family(True, 2),
+    "DeiT": Family(True, 3, 224),
+    "Beit": Family(True, 3),  # transformers 4 cropped
+    "Pvt": Family(True, None),
+    "Segformer": Family(True, 2),
+    EFFICIENTNET: Family(True, None),
+    "CLIP": Family(False, 3, 224),
+    "Bit": Family(False, 3, 224),
+    "Siglip": Family(False, 3),
+    "MobileNetV1": Family(False, 2, 224),
+    "MobileNetV2": Family(False, 2, 224),
+    LEVIT: Family(False, 3, 224),
+    CONVNEXT: Family(False, None),
+    POOLFORMER: Family(False, 3, 224),
+    MOBILEVIT: Family(False, None, 256),
+}
+"""Image processors by the beginning of their names."""
+
+CROP_PCT = {CONVNEXT: 224 / 256, POOLFORMER: 0.9}
+CONVNEXT_UNCROPPED = 384
 
 CURE = 'to call the graph with prepared images, write a model.json with "task": "tensor"'
 
 Sizes = PositiveInt | dict[str, PositiveInt]
 Channels = float | tuple[float, float, float]
+Flag = bool | None  # null means false, whatever the default is
 
 
 class Preprocessor(File):
@@ -37,77 +64,109 @@ class Preprocessor(File):
 
     image_processor_type: str | None = None
     feature_extractor_type: str | None = None
-    do_resize: Literal[True] = True
-    size: Sizes
-    resample: Literal[1, 2, 3, 4, 5]
+    do_resize: Flag = True
+    size: Sizes | None = None
+    resample: Literal[0, 1, 2, 3, 4, 5] | None = None
     """Number of the filter, see FILTERS."""
 
-    do_center_crop: bool | None = None
+    do_center_crop: Flag = None
     crop_size: Sizes | None = None
     crop_pct: PositiveFloat | None = None
-    do_rescale: bool = True
+    do_rescale: Flag = True
     rescale_factor: PositiveFloat = 1 / 255
-    do_normalize: bool = True
+    do_normalize: Flag = True
     image_mean: Channels | None = None
     image_std: Channels | None = None
-    do_flip_channel_order: Literal[False] | None = None
     do_pad: Literal[False] | None = None
 
-    @property
-    def kind(self) -> str:
-        """Name of the image processor's family. Raises ValueError if it is unknown."""
+    rescale_offset: Flag = False
+    """EfficientNet: whether pixels begin at -1 instead of 0."""
+
+    include_top: Flag = True
+    """EfficientNet: whether to divide by `image_std` twice."""
+
+    do_flip_channel_order: Flag = True
+    """MobileViT: whether the network takes blue first."""
+
+    def kind(self, model_type: str | None) -> str:
+        """Returns the name of the image processor's family, as in FAMILIES.
+
+        Files of 2021 name none: `model_type` of config.json then decides, if it is the family's name.
+        Raises ValueError.
+        """
         field = "image_processor_type" if self.image_processor_type else "feature_extractor_type"
         name = getattr(self, field)
         if name is None:
+            by_type = {kind.lower(): kind for kind in FAMILIES}
+            if model_type in by_type:
+                return by_type[model_type]
             raise ValueError("image_processor_type is missing")
         kind = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
-        if kind not in SQUARE + BY_SHORT_SIDE:
+        if kind not in FAMILIES:
             raise ValueError(f"{field} is {name[:80]}, whose steps are unknown")
         return str(kind)
 
-    def pipeline(self) -> ImagePipeline:
+    def pipeline(self, kind: str) -> ImagePipeline:
         """Returns the preprocessing steps. Raises ValueError for unsupported ones."""
-        resize, crop = self._sizes(self.kind)
-        mean, std = self._statistics()
+        if not self.do_resize:
+            raise ValueError(
+                "do_resize is false, so images would come out in several sizes: write true, and the "
+                "network's size as size; images of this size stay as they are"
+            )
+        is_given = "resample" in self.model_fields_set
+        number = self.resample if is_given else FAMILIES[kind].resample
+        if number is None:
+            raise ValueError("resample is missing: write 2 for bilinear, or 3 for bicubic")
+        resize, crop = self._sizes(kind)
+        mean, std = self._statistics(kind)
         steps = {"resize": resize, "center_crop": crop, "mean": mean, "std": std}
-        exact = {"crop_rounding": "down", "exact": True, "filter": FILTERS[self.resample]}
+        exact = {"crop_rounding": "down", "exact": True, "filter": FILTERS[number]}
+        if kind == MOBILEVIT and self.do_flip_channel_order:
+            exact["channels"] = "BGR"
         return ImagePipeline.model_validate(steps | exact)
 
     def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
         """Returns the size after resizing, the short side or (height, width), and the crop's side."""
-        resize = sides("size", self.size, kind in SQUARE)
-        if kind == CONVNEXT:
+        family = FAMILIES[kind]
+        resize = sides("size", self.size, family.is_square)
+        if kind in CROP_PCT:
             if not isinstance(resize, int):
                 raise ValueError("size has no shortest_edge")
-            if self.do_center_crop:
-                raise ValueError("do_center_crop is true, but ConvNeXT crops by crop_pct")
-            if resize >= CONVNEXT_UNCROPPED:
-                return (resize, resize), None
-            return int(resize / (self.crop_pct or CONVNEXT_CROP_PCT)), resize
+            is_null = "crop_pct" in self.model_fields_set and kind == POOLFORMER
+            crop, resize = resize, int(resize / (self.crop_pct or (1 if is_null else CROP_PCT[kind])))
+            if kind == CONVNEXT:
+                if self.do_center_crop:
+                    raise ValueError("do_center_crop is true, but ConvNeXT crops by crop_pct")
+                return ((crop, crop), None) if crop >= CONVNEXT_UNCROPPED else (resize, crop)
         if kind == LEVIT and isinstance(resize, int):
             resize = int(256 / 224 * resize)
-        is_given = "do_center_crop" in self.model_fields_set  # null means no crop
-        crops = self.do_center_crop if is_given else kind not in UNCROPPED
-        return resize, self._crop(resize) if crops else None
+        is_given = "do_center_crop" in self.model_fields_set
+        crops = self.do_center_crop if is_given else family.crop is not None
+        return resize, self._crop(family) if crops else None
 
-    def _crop(self, resize: int | tuple[int, int]) -> int:
-        crop = sides("crop_size", self.crop_size, square=True)
+    def _crop(self, family: Family) -> int:
+        crop = sides("crop_size", self.crop_size or family.crop, square=True)
         if isinstance(crop, int) or crop[0] != crop[1]:
             raise ValueError("crop_size must be square")
-        if crop[0] > (resize if isinstance(resize, int) else min(resize)):
-            raise ValueError(f"crop_size is {crop[0]}, more than the resized image has")
         return crop[0]
 
-    def _statistics(self) -> tuple[list[float], list[float]]:
+    def _statistics(self, kind: str) -> tuple[list[float], list[float]]:
         """Returns mean and standard deviation for pixels from 0 to 1, whatever the file's scale is."""
-        mean, std = (self.image_mean, self.image_std) if self.do_normalize else (0.0, 1.0)
+        once = bool(self.do_normalize) and kind != MOBILEVIT
+        again = bool(self.include_top) and kind == EFFICIENTNET
+        mean, std = self.image_mean, self.image_std
+        if not (once or again):
+            mean, std = 0.0, 1.0
         if mean is None or std is None:
             raise ValueError("image_mean or image_std is missing")
+        means, stds = np.broadcast_to(mean, 3) * once, np.broadcast_to(std, 3) ** (once + again)
+        if self.do_rescale and self.rescale_offset and kind == EFFICIENTNET:
+            means = means + 1
         scale = 255 * self.rescale_factor if self.do_rescale else 255.0
-        return (np.broadcast_to(mean, 3) / scale).tolist(), (np.broadcast_to(std, 3) / scale).tolist()
+        return (means / scale).tolist(), (stds / scale).tolist()
 
 
-def image_pipeline(folder: Path) -> ImagePipeline:
+def image_pipeline(folder: Path, config: Config) -> ImagePipeline:
     """Reads the image processor's steps. Raises ConfigurationError, ValueError if there is no file."""
     path = folder / PREPROCESSOR
     if not path.exists():
@@ -115,7 +174,7 @@ def image_pipeline(folder: Path) -> ImagePipeline:
     try:
         file = read(path, Preprocessor)
         with configuration_errors(path):
-            return file.pipeline()
+            return file.pipeline(file.kind(config.model_type))
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; {CURE}") from error
 

@@ -67,7 +67,9 @@ def reference(
         size = (longer, size) if image.height > image.width else (size, longer)
     pixels = np.asarray(image.resize(size[::-1], resample))
     if crop:
-        top, left = (size[0] - crop) // 2, (size[1] - crop) // 2
+        border = max(0, crop - min(size) + 1) // 2
+        pixels = np.pad(pixels, [(border, border), (border, border), (0, 0)])
+        top, left = ((side - crop) // 2 + border for side in size)
         pixels = pixels[top : top + crop, left : left + crop]
     return pixels
 
@@ -79,6 +81,8 @@ def of(kind: str, size: int | tuple[int, int] | dict[str, int], **more: Any) -> 
 
 
 CROP_32 = {"crop_size": {"height": 32, "width": 32}}
+EFFICIENTNET = {"image_processor_type": "EfficientNetImageProcessor"}
+OFFSET = {"rescale_offset": True, "rescale_factor": 1 / 127.5}
 EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeatureExtractor"}
 
 
@@ -105,6 +109,22 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("Segformer", 43, reduce_labels=False), (43, 43), Resampling.BILINEAR, None),
         (of("Levit", (0, 35), resample=3, crop_size=35), 40, Resampling.BICUBIC, 35),
         (of("Levit", {"height": 43, "width": 44}, crop_size=35), (43, 44), Resampling.BILINEAR, 35),
+        (of("Levit", 196, do_center_crop=True), 224, Resampling.BILINEAR, 224),
+        (of("PoolFormer", (0, 36), crop_size=40), 40, Resampling.BILINEAR, 40),
+        (of("PoolFormer", 36, crop_pct=0.8, **CROP_32), 45, Resampling.BILINEAR, 32),
+        (of("PoolFormer", 36, crop_pct=NULL, **CROP_32), 36, Resampling.BILINEAR, 32),
+        (of("MobileViT", (0, 41), do_flip_channel_order=NULL, **CROP_32), 41, Resampling.BILINEAR, 32),
+        (of("MobileViT", (0, 41), do_flip_channel_order=False, **CROP_32), 41, Resampling.BILINEAR, 32),
+        (of("EfficientNet", 43, resample=0, **CROP_32), (43, 43), Resampling.NEAREST, None),
+        (of("EfficientNet", 43, do_center_crop=True, crop_size=289), (43, 43), Resampling.BILINEAR, 289),
+        (of("CLIP", (0, 31), crop_size=48), 31, Resampling.BILINEAR, 48),
+        (of("Bit", (0, 224), crop_size=None, resample=None), 224, Resampling.BICUBIC, 224),
+        (
+            {"image_processor_type": None, "resample": None, "size": 40},
+            (40, 40),
+            Resampling.BILINEAR,
+            None,
+        ),
     ],
 )
 @pytest.mark.parametrize("shape", [(320, 241), (97, 211)])
@@ -122,6 +142,18 @@ def test_pixels_are_those_of_the_image_processor(
     actual = ImageDecoder(model.description.pipeline, 10**6).decode(pictures.encode(image, "PNG"))
     assert actual.shape == expected.shape == (*model.description.pipeline.output_size, 3)
     assert np.array_equal(actual, expected)
+
+
+MOBILEVIT = {"image_processor_type": "MobileViTImageProcessor", "do_center_crop": False}
+
+
+@pytest.mark.parametrize("changes", [MOBILEVIT, MOBILEVIT | {"do_normalize": NULL, "image_mean": NULL}])
+def test_mobilevit_gets_blue_first_and_no_normalisation(tmp_path: Path, changes: dict[str, Any]) -> None:
+    pipeline = Model.read(images(tmp_path / "made", **changes)).description.pipeline
+    assert (pipeline.channels, pipeline.mean, pipeline.std) == ("BGR", (0, 0, 0), (1, 1, 1))
+    image = pictures.plate(97, 211)
+    pixels = ImageDecoder(pipeline, 10**6).decode(pictures.encode(image, "PNG"))
+    assert np.array_equal(pixels[..., ::-1], reference(image, (40, 56), Resampling.BILINEAR, None))
 
 
 def test_labels_are_those_of_id2label(tmp_path: Path) -> None:
@@ -146,6 +178,12 @@ def test_labels_are_those_of_id2label(tmp_path: Path) -> None:
         ({"do_rescale": False}, lambda p: (p - MEAN) / STD),
         ({"do_normalize": False, "image_mean": None}, lambda p: p / 255),
         ({"image_mean": 0.5, "image_std": 0.5}, lambda p: p / 127.5 - 1),
+        (MOBILEVIT, lambda p: p / 255),
+        (EFFICIENTNET, lambda p: (p / 255 - MEAN) / STD / STD),
+        (EFFICIENTNET | {"do_normalize": False}, lambda p: p / 255 / STD),
+        (EFFICIENTNET | {"include_top": False} | OFFSET, lambda p: (p / 127.5 - 1 - MEAN) / STD),
+        (EFFICIENTNET | {"do_rescale": False} | OFFSET, lambda p: (p - MEAN) / STD / STD),
+        (OFFSET, lambda p: (p / 127.5 - MEAN) / STD),
     ],
 )
 @pytest.mark.parametrize("place", ["", "onnx"])
@@ -221,6 +259,16 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ),
         ({"architectures": None}, {}, "architectures names 0 networks"),
         ({"architectures": "x"}, {}, r"config\.json cannot be served: architectures: "),
+        (
+            {"architectures": None, "model_type": None, "pretrained_cfg": {"input_size": [3, 224, 224]}},
+            {},
+            "is of timm, .* `smallplates export onnx`",
+        ),
+        (
+            {"architectures": ["TimmWrapperForImageClassification"], "pretrained_cfg": {"tag": "a1"}},
+            {},
+            "is of timm",
+        ),
         ({"auto_map": {"AutoModel": "mine.Mine"}}, {}, r"config\.json cannot be served: auto_map"),
         ({"id2label": {"1": "a", "2": "b"}}, {}, "id2label must have all numbers from 0 to 1"),
         ({"id2label": {"a": "a"}}, {}, r"id2label"),
@@ -229,22 +277,23 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({"problem_type": "regression"}, {}, "problem_type is regression, with 3 labels"),
         ({"architectures": ["ViTModel"]}, {}, r"\['ViTModel'\], without a classifier .* ForImageC"),
         ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),
-        ({}, {"image_processor_type": None}, r"image_processor_type is missing"),
-        ({}, {"image_processor_type": "EfficientNetImageProcessor"}, "is EfficientNetImageProcessor"),
+        ({"model_type": "swin"}, {"image_processor_type": None}, r"image_processor_type is missing"),
+        ({}, {"image_processor_type": "PerceiverImageProcessor"}, "is PerceiverImageProcessor, whose"),
         ({}, {"feature_extractor_type": "Mine", "image_processor_type": None}, "extractor_type is Mine"),
-        ({}, {"do_resize": False}, "do_resize"),
-        ({}, {"do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({}, {"do_resize": False}, "do_resize is false, .* write true"),
         ({}, {"do_pad": True, "pad_size": {"height": 64, "width": 64}}, "do_pad"),
-        ({}, {"resample": 0}, r'resample: Input should be .*; to call .* "task": "tensor"$'),
-        ({}, {"size": None}, "size: Field required"),
+        ({}, {"resample": 6}, r'resample: Input should be .*; to call .* "task": "tensor"$'),
+        ({}, of("Pvt", 40, resample=None), "resample is missing: write 2 for"),
+        ({}, {"resample": NULL}, "resample is missing: write 2 for"),
+        ({}, {"size": None}, "size is missing"),
         ({}, {"size": {"longest_edge": 3}}, "size has .'longest_edge'."),
         ({}, {"size": {"shortest_edge": 40}}, r"preprocessor_config\.json cannot be served: .*crop"),
         ({}, {"size": 10**6}, r"preprocessor_config\.json cannot be served: resize"),
         ({}, {"image_processor_type": "ConvNextImageProcessor"}, "size has no shortest_edge"),
+        ({}, {"image_processor_type": "PoolFormerImageProcessor"}, "size has no shortest_edge"),
         ({}, of("ConvNext", 32, **CROP_32, do_center_crop=True), "do_center_crop is true"),
         ({}, {"do_center_crop": True}, "crop_size is missing"),
         ({}, {"do_center_crop": True, "crop_size": {"height": 9, "width": 8}}, "must be square"),
-        ({}, {"do_center_crop": True, "crop_size": 41}, "crop_size is 41, more than"),
         ({}, {"image_mean": None}, "image_mean or image_std is missing"),
         ({}, {"image_std": [1, 0, 1]}, r"preprocessor_config\.json cannot be served: std"),
     ],
@@ -269,8 +318,9 @@ def test_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
 
 
 def test_what_is_no_export(tmp_path: Path) -> None:
-    folder = graphs.saved(graphs.two_by_two(), export(tmp_path / "other", {"learning_rate": 1}))
-    assert Model.read(folder).description.task == "tensor"
+    for content in ({"pretrained_cfg": {"tag": "a1"}}, {"learning_rate": 1}):
+        folder = graphs.saved(graphs.two_by_two(), export(tmp_path / "other", content))
+        assert Model.read(folder).description.task == "tensor"
     with pytest.raises(ConfigurationError, match="no model in"):
         Model.read(images(tmp_path / "made"), "2")
     described = {"name": "own", "version": "1", "task": "tensor"}

@@ -2,6 +2,7 @@
 pixels.
 """
 
+import io
 import struct
 from typing import Any
 
@@ -183,6 +184,15 @@ def test_what_libjpeg_complains_of_is_pillows_to_judge() -> None:
         ImageDecoder(SQUEEZED, MAX_PIXELS).decode(data[:-500])
     with pytest.raises(InvalidImageError):
         ImageDecoder(SQUEEZED, MAX_PIXELS).decode(pieces(b"\3......"))
+
+
+@pytest.mark.parametrize("options", [{}, {"exif": b"Exif\0\0"}])
+def test_the_nearest_pixel_is_one_of_the_whole_file(options: dict[str, Any]) -> None:
+    data = pictures.encode(pictures.plate(1800, 1600), **options)
+    nearest = SQUEEZED.model_copy(update={"filter": "nearest"})
+    with Image.open(io.BytesIO(data)) as whole:
+        expected = np.asarray(whole.resize((224, 224), Image.Resampling.NEAREST))
+    assert np.array_equal(ImageDecoder(nearest, MAX_PIXELS).decode(data), expected)
 
 
 def test_the_size_is_checked_first(monkeypatch: pytest.MonkeyPatch) -> None:
