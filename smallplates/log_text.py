@@ -1,11 +1,11 @@
 """Log lines for people, where `log_format` is `console`: time, model or status, text."""
 
 import os
+import time
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
-from structlog.processors import TimeStamper
 from structlog.typing import Processor
 
 LABEL = 10  # characters of a model's name or a status; longer names shift their line
@@ -29,7 +29,12 @@ def processors(fd: int) -> list[Processor]:
         ],
         exception_formatter=plain_traceback,  # without local variables, which may contain keys
     )
-    return [TimeStamper("%H:%M:%S", utc=False), in_words, escape_values, renderer, encode]
+    return [stamp, in_words, escape_values, renderer, encode]
+
+
+def stamp(_logger: object, _method: str, event: Event) -> Event:
+    """Adds the local time; datetime's raises ValueError for a TZ that is a day or more off."""
+    return {**event, "timestamp": time.strftime("%H:%M:%S")}
 
 
 def in_words(_logger: object, _method: str, event: Event) -> Event:

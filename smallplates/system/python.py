@@ -2,6 +2,7 @@
 streams that every process inherits.
 """
 
+import getpass
 import os
 import sys
 from pathlib import Path
@@ -13,8 +14,16 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's environment with its `sys.path` as PYTHONPATH."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    """Returns this process's environment with its `sys.path` as PYTHONPATH.
+
+    A user without a name, as in many containers, is called by its number: torch asks for the name.
+    """
+    more = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # the latter since Python 3.13
+        more["LOGNAME"] = str(os.getuid())
+    return {**os.environ, **more}
 
 
 def fill_standard_streams() -> None:

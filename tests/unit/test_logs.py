@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,24 @@ def test_a_path_cannot_paint_on_a_terminal(
     assert "one\\nline" in said
     assert said.replace("\n", "").isprintable()
     assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize("zone", ["UTC+200", "UTC-5"])
+def test_lines_for_people_have_the_local_time(
+    root: logging.Logger,  # noqa: ARG001 as before afterwards
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    zone: str,
+) -> None:
+    configure_logging(Settings(log_format="console"))
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        before = time.strftime("%H:%M:%S")
+        logger().info("any event")
+        after = time.strftime("%H:%M:%S")
+    time.tzset()
+    assert capfd.readouterr().err.split()[0] in (before, after)
 
 
 def test_tracebacks_for_people_show_no_variables(
