@@ -26,12 +26,11 @@ from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import NOT_COMPARED, Signature
-from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_exit
+from smallplates.supervision.worker_process import LOAD_TIMEOUT_S, STARTS_IF_KILLED, describe_exit
 from smallplates.system import python
 from smallplates.system.pdeathsig import die_with_parent
 
 SIGNATURE = TypeAdapter(Signature)
-TIMEOUT_S = 120
 COMPARE_S, TEXTS_S = 1.0, 30.0
 """Time limits in seconds for opening the graph and computing made-up items, or made-up texts.
 
@@ -54,12 +53,12 @@ def signature(backend: str, model: Model) -> Signature:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 env=python.environment(),
-                timeout=TIMEOUT_S,
+                timeout=LOAD_TIMEOUT_S,
             )
             if process.stdout or process.returncode != -signal.SIGKILL:
                 break
     except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"{name} was not read within {TIMEOUT_S} seconds") from error
+        raise ConfigurationError(f"{name} was not read within {LOAD_TIMEOUT_S} seconds") from error
     except OSError as error:
         raise ConfigurationError(f"no process can be started to read {name}: {error}") from error
     answers = [line for line in process.stdout.splitlines() if line.startswith(b"{")]
