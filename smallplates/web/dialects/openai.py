@@ -128,10 +128,8 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     async def all_models() -> Response:
         return json_response(catalog.cards())
 
-    responses = routes.errors(404, 503)
-
-    @routes.get("/v1/models/{model}", summary="One model", responses=responses)
-    @routes.get("/v1/models/{owner}/{model}", summary="One model, by an alias", responses=responses)
+    @routes.get("/v1/models/{model}", summary="One model", responses=routes.errors(404, 503))
+    @routes.get("/v1/models/{owner}/{model}", include_in_schema=False)
     async def one_model(model: str, owner: str = "") -> Response:
         return json_response(catalog.find(f"{owner}/{model}" if owner else model).card)
 
