@@ -290,6 +290,12 @@ def test_score(url: str, path: str) -> None:
     assert scores(text_1=QUERY, text_2=DOCUMENTS) == one_by_one
     assert scores(queries=[QUERY] * 3, documents=DOCUMENTS) == one_by_one
     assert scores(text_1=[QUERY], text_2=DOCUMENTS[0], model="judge") == one_by_one[:1]
+    ranks = answer(f"{url}/rerank", {"query": QUERY, "texts": [LONG]})
+    for tokens in (-1, MOST_TOKENS):
+        assert scores(text_1=QUERY, text_2=LONG, truncate_prompt_tokens=tokens) == [ranks[0]["score"]]
+    for more in ({}, {"truncate_prompt_tokens": None}, {"truncate_prompt_tokens": MOST_TOKENS - 1}):
+        refused = requests.post(url + path, json={"text_1": QUERY, "text_2": LONG, **more}, timeout=20)
+        assert refused.status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,13 @@ def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
 
 def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
     """Returns whether and where texts of more than `most` tokens are cut. Raises InvalidRequestError."""
-    tokens = asked.truncate_prompt_tokens
-    if tokens is None:
+    if asked.truncate_prompt_tokens is None:
         return CUTS.get(asked.truncate, {})
+    return cut_to(asked.truncate_prompt_tokens, most)
+
+
+def cut_to(tokens: int, most: int) -> dict[str, Any]:
+    """Returns the same for vLLM's `truncate_prompt_tokens`. Raises InvalidRequestError."""
     if tokens != -1 and tokens < most:
         raise InvalidRequestError(
             f"texts are cut to {most} tokens only: truncate_prompt_tokens must be -1 or at least {most}"
@@ -124,10 +128,8 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     async def all_models() -> Response:
         return json_response(catalog.cards())
 
-    responses = routes.errors(404, 503)
-
-    @routes.get("/v1/models/{model}", summary="One model", responses=responses)
-    @routes.get("/v1/models/{owner}/{model}", summary="One model, by an alias", responses=responses)
+    @routes.get("/v1/models/{model}", summary="One model", responses=routes.errors(404, 503))
+    @routes.get("/v1/models/{owner}/{model}", include_in_schema=False)
     async def one_model(model: str, owner: str = "") -> Response:
         return json_response(catalog.find(f"{owner}/{model}" if owner else model).card)
 

@@ -1,7 +1,7 @@
 """Reranking as Jina, Cohere and vLLM have it, `/rerank`, and scores of pairs as vLLM has them, `/score`.
 
-`/rerank` cuts long texts to what the model takes. `/score` refuses or cuts them as SERVING_LONG_TEXT
-says.
+`/rerank` cuts long texts to what the model takes. `/score` refuses or cuts them as the request or
+SERVING_LONG_TEXT says.
 """
 
 from functools import partial
@@ -63,6 +63,7 @@ class ScoreRequest(Scores):
     text_2: str | list[str] | None = None
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
@@ -111,8 +112,11 @@ def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
         raise InvalidRequestError(
             "send text_1 and text_2, or queries and documents: one text and several, or as many of each"
         )
-    raw = asked.is_raw
-    inputs = [input_of(size, query=query, texts=texts, raw_scores=raw) for query, texts in pairs]
+    form: dict[str, Any] = {"raw_scores": asked.is_raw}
+    if asked.truncate_prompt_tokens is not None:
+        task: Any = entry.model.task
+        form |= openai.cut_to(asked.truncate_prompt_tokens, task.max_tokens)
+    inputs = [input_of(size, query=query, texts=texts, **form) for query, texts in pairs]
     return Call(inputs, respond=partial(score_response, entry))
 
 
