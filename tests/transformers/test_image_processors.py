@@ -50,6 +50,11 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "facebook/levit-128S": ("levit", of("Levit", 3, 224, do_center_crop=True)),
     "sail/poolformer_s12": ("poolformer", of("PoolFormer", 3, 224, crop_pct=0.9)),
     "poolformer without scaling": ("poolformer", of("PoolFormer", 3, 224, crop_pct=None)),
+    "snap-research/efficientformer-l1-300": (
+        "efficientformer",
+        of("EfficientFormer", 3, short(224), **CROPPED),
+    ),
+    "google/vit-hybrid-base-bit-384": ("vit_hybrid", of("ViTHybrid", 3, short(384), crop_size=384)),
     "nvidia/mit-b0": ("segformer", of("Segformer", 2, 512, reduce_labels=False)),
     "google/siglip-base-patch16-224": ("siglip", of("Siglip", 3, SQUARE, **HALF)),
     "openai/clip-vit-base-patch32": ("clip", of("CLIP", 3, 224, **CROPPED)),

@@ -105,6 +105,8 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("DeiT", 43, **CROP_32, do_center_crop=NULL), (43, 43), Resampling.BILINEAR, None),
         (of("Beit", (0, 32), do_center_crop=True, crop_size=32), 32, Resampling.BILINEAR, 32),
         (of("Beit", 43, **CROP_32), (43, 43), Resampling.BILINEAR, None),
+        (of("EfficientFormer", 43, **CROP_32), (43, 43), Resampling.BILINEAR, 32),
+        (of("ViTHybrid", 41, **CROP_32), 41, Resampling.BILINEAR, 32),
         (of("Siglip", 41, **CROP_32, do_center_crop=True), 41, Resampling.BILINEAR, 32),
         (of("Segformer", 43, reduce_labels=False), (43, 43), Resampling.BILINEAR, None),
         (of("Levit", (0, 35), resample=3, crop_size=35), 40, Resampling.BICUBIC, 35),
