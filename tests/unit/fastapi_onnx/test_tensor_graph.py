@@ -350,7 +350,7 @@ def test_a_process_that_dies_or_takes_too_long_is_an_error(
         describe.signature("no.such:Backend", read)
     with pytest.raises(ConfigurationError, match="FakeBackend cannot serve ONNX graphs"):
         describe.signature("tests.fake.backend:FakeBackend", read)
-    monkeypatch.setattr(describe, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(describe, "LOAD_TIMEOUT_S", 0.01)
     with pytest.raises(ConfigurationError, match="not read within"):
         describe.signature(BACKEND, read)
 
