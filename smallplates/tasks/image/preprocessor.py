@@ -102,7 +102,7 @@ class Preprocessor(File):
             by_type = {kind.lower(): kind for kind in FAMILIES}
             if model_type in by_type:
                 return by_type[model_type]
-            raise ValueError("image_processor_type is missing")
+            raise ValueError("image_processor_type is missing: write a name, such as ViTImageProcessor")
         kind = name.removesuffix("Fast").removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
         if kind not in FAMILIES:
             raise ValueError(f"{field} is {name[:80]}, whose steps are unknown")
@@ -134,8 +134,10 @@ class Preprocessor(File):
         if kind in CROP_PCT:
             if not isinstance(resize, int):
                 raise ValueError("size has no shortest_edge")
-            is_null = "crop_pct" in self.model_fields_set and kind == POOLFORMER
-            crop, resize = resize, int(resize / (self.crop_pct or (1 if is_null else CROP_PCT[kind])))
+            share = self.crop_pct or CROP_PCT[kind]
+            if kind == POOLFORMER and self.crop_pct is None and "crop_pct" in self.model_fields_set:
+                share = 1.0  # null means no scaling, but not for ConvNeXT
+            crop, resize = resize, int(resize / share)
             if kind == CONVNEXT:
                 if self.do_center_crop:
                     raise ValueError("do_center_crop is true, but ConvNeXT crops by crop_pct")
