@@ -310,6 +310,14 @@ def test_metrics_count_what_happened(backend_url: str) -> None:
     assert value('serving_free_slots{model="food11"}') == 256
 
 
+def test_a_model_has_its_aliases_for_requests(backend_url: str) -> None:
+    for name, status in (("food11", 200), ("food_classifier", 200), ("food_classifier_onnx", 404)):
+        assert (
+            requests.post(f"{backend_url}/predict/{name}", data=PHOTO, timeout=30).status_code == status
+        )
+        assert requests.get(f"{backend_url}/model/{name}", timeout=10).status_code == status
+
+
 def test_an_unknown_models_name_is_not_in_the_metrics(backend_url: str) -> None:
     assert requests.post(f"{backend_url}/predict/nobody", data=PHOTO, timeout=10).status_code == 404
     assert "nobody" not in requests.get(f"{backend_url}/metrics", timeout=10).text

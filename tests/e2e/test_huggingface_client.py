@@ -109,7 +109,7 @@ def test_features_and_similarity(url: str, path: str) -> None:
     client = InferenceClient(url + path.format("words"))
     native = [row["embedding"] for row in post(f"{url}/predict/words", {"text": [TEXT, "the table"]})]
     assert client.feature_extraction(TEXT)[0] == pytest.approx(np.array(native[0], "f4"))
-    plain = post(f"{url}/predict/words", {"text": TEXT, "normalize": False})["embedding"]
+    plain = post(f"{url}/predict/{text_service.ALIAS}", {"text": TEXT, "normalize": False})["embedding"]
     assert client.feature_extraction(TEXT, normalize=False)[0] == pytest.approx(np.array(plain, "f4"))
     for more in ({"parameters": {"normalize": False}}, {"normalize": False, "parameters": {}}):
         assert post(url + path.format("words"), {"inputs": [TEXT], **more}) == [plain]

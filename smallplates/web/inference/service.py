@@ -237,10 +237,12 @@ class InferenceService:
         return self.model(self.default)
 
     def model(self, name: str) -> ServedModel:
-        """Returns a model by its own name.
+        """Returns a model by its own name, or by an alias for requests.
 
         Raises NotFoundError for an unknown one, UnavailableError for one that is not in service.
         """
+        if name not in self.models:
+            name = self._own_name(name)
         if name in self.models:
             return self.models[name]
         if name in self.configured:
@@ -250,6 +252,13 @@ class InferenceService:
         raise NotFoundError(
             f"there is no model {name[:80]!r}; the models are {', '.join(self.configured)}"
         )
+
+    def _own_name(self, alias: str) -> str:
+        """Returns the name of the model with this alias for requests; the alias itself if none has it."""
+        known, name = self.known, self.settings.aliases.get(alias, alias)
+        if name in known:
+            return name
+        return next((own for own, model in known.items() if model.names.get(name) == "request"), alias)
 
     def check_ready(self, model: ServedModel | None = None) -> None:
         """Raises DrainingError or UnavailableError unless a worker of `model` is ready.
