@@ -31,10 +31,14 @@ def model(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
     weights: Sequence[onnx.TensorProto] = (),
+    opset: int = 18,
+    ir_version: int = 10,
 ) -> onnx.ModelProto:
     """A graph of these."""
     graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), list(weights))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
+    )
 
 
 def node(operator: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
@@ -70,10 +74,8 @@ def two_by_two(batch: int | str | None = "N") -> onnx.ModelProto:
 
 def nonzero() -> onnx.ModelProto:
     """Input `x` FP32 [N, n]; output `places` INT64 [2, found], and `twice` FP32 [N, n]."""
-    inputs, nodes = (
-        [value("x", axes=["N", "n"])],
-        [node("NonZero", "x", "places"), node("Add", "x x", "twice")],
-    )
+    inputs = [value("x", axes=["N", "n"])]
+    nodes = [node("NonZero", "x", "places"), node("Add", "x x", "twice")]
     outputs = [value("places", TensorProto.INT64, [2, "found"]), value("twice", axes=["N", "n"])]
     return model(nodes, inputs, outputs)
 
@@ -205,9 +207,8 @@ def encoder(
     ]
     axes = ("batch_size", "sequence_length")
     inputs = [value(name, TensorProto.INT64, axes) for name in names]
-    made = model(nodes, inputs, [value(output, axes=[*axes, embeddings.shape[1]])], weights)
-    made.opset_import[0].version = opset
-    return made
+    outputs = [value(output, axes=[*axes, embeddings.shape[1]])]
+    return model(nodes, inputs, outputs, weights, opset)
 
 
 def text_classifier(

@@ -34,7 +34,7 @@ class Http2:
     """One connection, which reads only when it is asked to: `with Http2(port) as peer`."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.ended: set[int] = set()
         """Streams that the server has ended."""
 

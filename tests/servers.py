@@ -64,7 +64,7 @@ def wait_for(condition: Callable[[], object], what: str = "a condition", seconds
 
 
 def run(
-    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, seconds: float = 100
+    *arguments: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None, seconds: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program that ends by itself, and keeps what it writes."""
     own = {**os.environ, **(env or {})}
@@ -126,7 +126,7 @@ def running(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         running_browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield running_browser

@@ -34,7 +34,6 @@ MODEL = {
     "thresholds": {"probability": 0.5, "margin": 0.15},
 }
 TIMES = "decode;dur=1.2, queue;dur=0.4, infer;dur=7.3, total;dur=9.6"
-PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def stub_api() -> Iterator[StubApi]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    wait_for(condition, what, PATIENCE_S)
+    wait_for(condition, what)
 
 
 class _Server(ThreadingHTTPServer):

@@ -29,17 +29,6 @@ def title_of(page: Page) -> str:
     return str(page.request.get(f"{page.url}status").json()["model"]["title"])
 
 
-def test_the_example_is_one_press_away(page: Page, stub: StubApi) -> None:
-    expect(page.get_by_role("heading", level=1)).to_have_text("Try flowers")
-    send(page)
-    assert stub.asked[0].body == {
-        **FLOWERS["example"],
-        "season": "summer",
-        "wild": False,
-        "place": {"lat": 1},
-    }
-
-
 def test_what_is_filled_in_is_sent(page: Page, stub: StubApi) -> None:
     page.get_by_label("Name").fill("a \U0001f339")
     page.get_by_label("Features").fill("1.5 -2")

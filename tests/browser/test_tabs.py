@@ -250,21 +250,6 @@ def test_a_model_that_fails_and_comes_back(several: Several) -> None:
     expect(page.locator(".card-sentence")).to_have_text("Negative, 91 %")
 
 
-def test_the_service_is_down_and_up_again(page: Page, stub: StubApi) -> None:
-    choose(page, "sentiment")
-    stub.down()
-    page.get_by_label("Your text").fill("wonderful")
-    expect(page.locator(".card")).to_have_attribute("data-state", "waiting")
-    expect(page.locator(".card-sentence")).to_contain_text("The model cannot be reached.")
-    expect(page.locator(".card-note")).to_contain_text("The text stays here")
-    choose(page, "reader")
-    expect(page.locator("#service")).to_have_attribute("data-state", "down")
-    stub.up()
-    expect(page.locator("#service")).to_have_attribute("data-state", "ready")
-    choose(page, "sentiment")
-    expect(page.locator(".card-sentence")).to_have_text("Positive, 97 %")
-
-
 def test_other_models_come_into_service(page: Page, stub: StubApi) -> None:
     choose(page, "sentiment")
     page.get_by_label("Your text").fill("wonderful")

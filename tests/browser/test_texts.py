@@ -147,13 +147,3 @@ def test_details_stay_open_when_the_text_changes(page: Page, stub: StubApi) -> N
     expect(page.locator(".card summary")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator(".curl")).to_be_hidden()
-
-
-def test_lines_without_script(page_of: PageOf) -> None:
-    page = page_of(SENTIMENT, java_script_enabled=False)
-    page.get_by_label("Your text").fill(THREE)
-    page.get_by_role("button", name="Send").click()
-    assert sentences(page)[:2] == ["Positive, 97 %", "Negative, 91 %"]
-    expect(page.get_by_label("Your text")).to_have_value(THREE)
-    page.get_by_role("button", name="Two hours too long").click()
-    assert sentences(page) == ["Negative, 91 %"]

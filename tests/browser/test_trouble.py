@@ -90,16 +90,6 @@ def test_a_page_that_starts_before_the_api(browser: Browser, stub: StubApi, tmp_
         assert offered == ["choose…", *LABELS, "none of these"]
 
 
-def test_loading(open_page: Opener, stub: StubApi) -> None:
-    page = open_page()
-    stub.ready = error(503, "unavailable")
-    stub.usual = error(503, "unavailable", 1)
-    choose(page, EGG)
-    expect(page.locator("#service-text")).to_contain_text("The model is loading")
-    stub.reset()
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-
-
 def test_offline_and_back(open_page: Opener) -> None:
     page = open_page()
     page.context.set_offline(True)

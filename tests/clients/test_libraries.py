@@ -30,7 +30,7 @@ client.embeddings.create({ model: process.argv[2], input: JSON.parse(process.arg
 
 @pytest.fixture(scope="session")
 def vectors(url: str) -> list[list[float]]:
-    content = requests.post(f"{url}/predict/words", json={"text": TEXTS}, timeout=20).json()
+    content = requests.post(f"{url}/predict/words", json={"text": TEXTS}, timeout=60).json()
     return [row["embedding"] for row in content]
 
 

@@ -80,13 +80,13 @@ class SharedService:
         """Closes the gate for one test; opens it after, and waits until the service is idle."""
         self.gate.unlink(missing_ok=True)
         self.gate.with_suffix(".held").unlink(missing_ok=True)
-        self._before = requests.get(f"{self.url}/metrics", timeout=10).text
+        self._before = requests.get(f"{self.url}/metrics", timeout=60).text
         try:
             yield
         finally:
             self.gate.touch()
         wait_for(lambda: metric(self.url, "serving_free_slots") == self._slots)
-        wait_for(lambda: requests.get(f"{self.url}/health/ready", timeout=10).status_code == 200)
+        wait_for(lambda: requests.get(f"{self.url}/health/ready", timeout=60).status_code == 200)
 
     def growth(self, name: str) -> float:
         """Returns how much a counter without labels has grown since the test began."""

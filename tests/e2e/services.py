@@ -104,7 +104,7 @@ def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> r
     )
 
 
-def predict(url: str, picture: bytes, **headers: str) -> requests.Response:
+def predict(url: str, picture: bytes, **headers: str | bytes) -> requests.Response:
     """POST /predict with the picture as the body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.post(f"{url}/predict", data=picture, headers=named, timeout=120)
@@ -142,6 +142,14 @@ def repeatedly(action: threading.Thread) -> Iterator[None]:
         action.join()
 
 
+def attempt(ask: Callable[[], bool]) -> bool:
+    """False where the connection breaks."""
+    try:
+        return ask()
+    except OSError:  # those of requests are, too
+        return False
+
+
 def ready_workers(url: str) -> int:
     return int(metric(url, "serving_ready_workers"))
 
@@ -158,7 +166,7 @@ def connect_to_each(
     made: list[http.client.HTTPConnection] = []
 
     def one_more() -> bool:
-        made.append(http.client.HTTPConnection(urlsplit(url).netloc, timeout=30))
+        made.append(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60))
         held.callback(made[-1].close)
         made[-1].request("GET", "/health/live")
         assert made[-1].getresponse().read()

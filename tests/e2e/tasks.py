@@ -35,14 +35,14 @@ class Service:
     tcp_port: int = 0
 
     def get(self, path: str) -> Any:
-        return requests.get(self.url + path, timeout=20).json()
+        return requests.get(self.url + path, timeout=60).json()
 
     def post(self, path: str, body: Any, kind: str | None = None) -> requests.Response:
         """Posts bytes with this Content-Type, or anything else as JSON."""
         if not isinstance(body, bytes):
-            return requests.post(self.url + path, json=body, timeout=20)
+            return requests.post(self.url + path, json=body, timeout=60)
         headers = {"Content-Type": kind} if kind else {}
-        return requests.post(self.url + path, data=body, headers=headers, timeout=20)
+        return requests.post(self.url + path, data=body, headers=headers, timeout=60)
 
     def check_examples(self) -> set[str]:
         """Every documented call is answered, with each of its examples; returns the paths of these."""
@@ -61,7 +61,7 @@ class Service:
                     body = example["value"]
                     if body is None and method != "get" and path != "/v2/repository/index":
                         continue  # of a model without an example
-                    answer = requests.request(method, self.url + named, json=body, timeout=20)
+                    answer = requests.request(method, self.url + named, json=body, timeout=60)
                     refused = named == "/info" and "no model is served" in answer.text  # of texts
                     assert answer.status_code == 200 or refused, (named, label, answer.text)
                     called.add(path)

@@ -32,7 +32,7 @@ def is_asleep(url: str, server: psutil.Process) -> bool:
 
 
 def get(url: str, path: str) -> Any:
-    answer = requests.get(url + path, timeout=10)
+    answer = requests.get(url + path, timeout=60)
     assert answer.status_code == 200, path
     return answer.json()
 
@@ -79,14 +79,14 @@ def test_every_protocol_loads_a_model_that_is_asleep_and_no_other_request_does(
             assert str(call()) == "7"
         wait_for(lambda: is_asleep(url, server))
         for path in ("/health/live", "/docs", "/openapi.json", "/metrics", "/v2/models/stats", "/ping"):
-            assert requests.get(url + path, timeout=10).status_code == 200
+            assert requests.get(url + path, timeout=60).status_code == 200
         for path in ("/v2/health/ready", "/v2/models/fake/ready", "/v2/models/fake/config"):
             get(url, path)
         assert get(url, "/health/ready") == {"status": "ready", "models": {"fake": "asleep"}}
         (state,) = get(url, "/model")["models"]
         assert state["state"] == "asleep"
         assert state["reason"].startswith("asleep: the first answer takes ")
-        index = requests.post(f"{url}/v2/repository/index", json={"ready": True}, timeout=10).json()
+        index = requests.post(f"{url}/v2/repository/index", json={"ready": True}, timeout=60).json()
         assert {(row["state"], row["reason"]) for row in index} == {("READY", state["reason"])}
         assert predict(url, b"no picture").status_code == 400
         assert is_asleep(url, server)
@@ -108,7 +108,7 @@ def test_requests_that_wait_load_it_once_within_their_deadlines_even_if_the_work
         (loading,) = programs(server, WORKER)
         assert get(url, "/health/ready")["models"] == {"fake": "asleep"}
         loading.kill()
-        loading.wait(10)
+        loading.wait(60)
         (tmp_path / "loading").unlink()
         answers = [answer.result().json()["prediction"] for answer in waiting]
         assert answers == [str(i) for i in range(20)]
@@ -131,7 +131,7 @@ def test_a_model_that_cannot_be_loaded_again_refuses_until_it_can(
         assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {
             (503, "unavailable")
         }
-        assert requests.get(f"{url}/health/ready", timeout=10).status_code == 503
+        assert requests.get(f"{url}/health/ready", timeout=60).status_code == 503
         assert get(url, "/model")["models"][0]["state"] == "unavailable"
         assert metric(url, "serving_model_asleep") == 0
         (tmp_path / "broken").unlink()
@@ -202,14 +202,14 @@ def test_it_is_unloaded_loaded_and_switched_while_it_sleeps_or_wakes(
         assert switch(url, "2").status_code == 200  # already in service: stays asleep
         assert unload(url) == 200
         assert predict(url, SEVEN).status_code == 503
-        assert "serving_model_asleep{" not in requests.get(f"{url}/metrics", timeout=10).text
+        assert "serving_model_asleep{" not in requests.get(f"{url}/metrics", timeout=60).text
         assert switch(url, "3").status_code == 200
         wait_for(lambda: is_asleep(url, server))
         (tmp_path / "loading").touch()
         waiting = senders.submit(predict, url, SEVEN)
         wait_for((tmp_path / "loading.held").exists)
         unloading = senders.submit(unload, url)
-        wait_for(lambda: requests.get(f"{url}/model/fake", timeout=10).status_code == 503)
+        wait_for(lambda: requests.get(f"{url}/model/fake", timeout=60).status_code == 503)
         (tmp_path / "loading").unlink()
         assert waiting.result().json()["prediction"] == "three-7"
         assert unloading.result() == 200
@@ -236,7 +236,7 @@ def test_a_shutdown_while_it_loads_ends_the_service_and_its_worker(
         server.send_signal(signal.SIGTERM)
         if in_time:
             (tmp_path / "loading").unlink()
-        _, alive = psutil.wait_procs([server, worker], timeout=30)
+        _, alive = psutil.wait_procs([server, worker], timeout=60)
         assert not alive
     assert waiting.result().status_code == (200 if in_time else 500)
 
@@ -255,7 +255,7 @@ def test_each_model_has_its_own_idle_time_and_a_long_request_keeps_it_awake(
     with fake_service(fake_settings | own, instances="1") as (url, _):
 
         def call(name: str, **options: Any) -> requests.Response:
-            return requests.post(f"{url}/predict/{name}", data=command(**options), timeout=30)
+            return requests.post(f"{url}/predict/{name}", data=command(**options), timeout=60)
 
         def states() -> dict[str, str]:
             found: dict[str, str] = get(url, "/health/ready")["models"]

@@ -139,7 +139,7 @@ class Page:
         if self._service is not None and self._service.poll() is None:
             os.killpg(self._service.pid, signal.SIGTERM)
             try:
-                self._service.wait(30)
+                self._service.wait(60)
             finally:
                 if self._service.poll() is None:
                     os.killpg(self._service.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ class Page:
 
 def all_are_ready(url: str) -> bool:
     """Whether the service has loaded its other models, too."""
-    states = requests.get(f"{url}/health/ready", timeout=10).json()["models"].values()
+    states = requests.get(f"{url}/health/ready", timeout=60).json()["models"].values()
     return set(states) == {"ready"}
 
 

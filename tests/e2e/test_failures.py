@@ -30,7 +30,7 @@ from tests.servers import metric, wait_for
 
 def model_of(url: str) -> dict[str, Any]:
     """What `/model` says."""
-    described: dict[str, Any] = requests.get(f"{url}/model", timeout=10).json()
+    described: dict[str, Any] = requests.get(f"{url}/model", timeout=60).json()
     return described
 
 
@@ -94,15 +94,15 @@ def test_without_workers_it_refuses_and_recovers_by_itself(
         for worker in programs(server, WORKER):
             worker.kill()
         assert waiting.result().status_code == 503
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 503)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=60).status_code == 503)
         refused = predict(url, command())
         assert refused.status_code == 503
         assert refused.json()["code"] == "unavailable"
         assert int(refused.headers["Retry-After"]) >= 1
-        assert requests.get(f"{url}/health/live", timeout=10).status_code == 200
+        assert requests.get(f"{url}/health/live", timeout=60).status_code == 200
         (tmp_path / "gate").touch()
         (tmp_path / "broken").unlink()
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=60).status_code == 200)
         assert predict(url, command(class_index=7)).json()["prediction"] == "7"
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
@@ -121,13 +121,13 @@ def test_requests_wait_for_a_worker_that_is_killed_while_it_restarts(
             wait_for(lambda: metric(url, "serving_free_slots") == 256 - len(waiting))
             (new,) = programs(server, WORKER)
             new.kill()
-            new.wait(10)
+            new.wait(60)
             (tmp_path / "loading.held").unlink()
         if status == 200:
             (tmp_path / "loading").unlink()
         assert [answer.result().status_code for answer in waiting] == [status] * kills
         (tmp_path / "loading").unlink(missing_ok=True)
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=60).status_code == 200)
         assert predict(url, command(class_index=7)).json()["prediction"] == "7"
 
 

@@ -2,9 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, cycle
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 import requests
 
 from tests import servers
-from tests.e2e.services import raw_request
+from tests.e2e.services import attempt, raw_request
 from tests.fake.backend import command
 from tests.servers import metric, wait_for
 
@@ -65,7 +64,7 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
     connection = socket.socket()
     if receive_bytes:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.settimeout(20)
+    connection.settimeout(60)
     connection.connect((parts.hostname, parts.port))
     return connection
 
@@ -73,7 +72,7 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
 def is_answered(url: str) -> bool:
     """Whether an ordinary client gets what it came for, on a connection of its own."""
     with requests.Session() as session:
-        return session.post(f"{url}/predict", data=command(), timeout=20).status_code == 200
+        return session.post(f"{url}/predict", data=command(), timeout=60).status_code == 200
 
 
 def send_one(connection: socket.socket, byte: bytes) -> bool:
@@ -146,32 +145,6 @@ def test_a_byte_at_a_time_is_no_way_to_stay(url: str) -> None:
     wait_for(lambda: metric(url, "serving_free_slots") == 256)
 
 
-def test_slow_bodies_make_room(patient_url: str) -> None:
-    url = patient_url
-    with many(url, 40) as slow:
-        for connection in slow:
-            connection.sendall(SLOW["body"][0] + b"z")
-        with many(url, 40), servers.process_of(url) as process:
-            assert is_answered(url)
-            assert established(process) <= 61
-        assert not send_one(slow[0], b"z")
-
-
-def test_who_is_being_answered_stays(gate: Path) -> None:
-    env = {**SETTINGS, **PATIENT, "SERVING_MAX_CONNECTIONS": "20", "FAKE_GATE": str(gate)}
-    picture = command(held=True)
-    request = POST + b"Content-Length: %d\r\n\r\n" % len(picture) + picture
-    with servers.api("tests.fake", env) as url, many(url, 16) as busy:
-        for connection in busy:
-            connection.sendall(request)
-        wait_for(lambda: metric(url, "serving_free_slots") == 240)
-        with many(url, 40), servers.process_of(url) as process:
-            wait_for(lambda: metric(url, "serving_free_slots") == 240)
-            assert established(process) <= 21
-        gate.touch()
-        assert [connection.recv(12) for connection in busy] == [b"HTTP/1.1 200"] * 16
-
-
 def flood(connection: socket.socket, data: bytes, most: int) -> int:
     """Bytes that could be sent before the service closed the connection."""
     sent = 0
@@ -201,7 +174,7 @@ def test_what_has_no_end_is_cut_off(url: str, start: bytes, data: bytes) -> None
 
 
 def test_who_does_not_read_is_cut_off(url: str) -> None:
-    paths = requests.get(f"{url}/docs", timeout=20).text
+    paths = requests.get(f"{url}/docs", timeout=60).text
     script = next(part for part in paths.split('"') if part.endswith("bundle.js"))
     request = f"GET {script} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     with servers.process_of(url) as process:
@@ -228,11 +201,3 @@ def test_no_descriptors_left(webs: str) -> None:
             assert any(not send_one(connection, b"") for connection in idle)
         wait_for(lambda: attempt(lambda: is_answered(url)))
         assert process.is_running()
-
-
-def attempt(ask: Callable[[], bool]) -> bool:
-    """False where the connection breaks."""
-    try:
-        return ask()
-    except requests.ConnectionError:
-        return False

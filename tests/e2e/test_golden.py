@@ -95,7 +95,7 @@ def service_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
 
 def over_http(port: int, request: bytes) -> bytes:
     """The answer to a whole request that asks for the connection's end; its headers in order."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
@@ -107,13 +107,13 @@ def over_grpc(port: int, method: str, request: bytes) -> bytes:
     """The serialised answer to a serialised message."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        answer: bytes = call(request, timeout=20)
+        answer: bytes = call(request, timeout=60)
         return answer
 
 
 def over_tcp(port: int, request: bytes) -> bytes:
     """The answer to a frame; its durations, and what their digits add to its length, are taken out."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(request)
         head = connection.recv(10, socket.MSG_WAITALL)
         length, number, status = struct.unpack(">IIH", head)

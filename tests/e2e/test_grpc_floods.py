@@ -11,7 +11,8 @@ import pytest
 import requests
 
 from tests import servers
-from tests.e2e.test_floods import attempt, established, is_answered
+from tests.e2e.services import attempt
+from tests.e2e.test_floods import established, is_answered
 from tests.fake.backend import command
 from tests.http2 import Http2
 from tests.servers import metric, wait_for
@@ -56,7 +57,7 @@ class Service:
             call = channel.unary_unary(
                 INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
             )
-            return len(call(request, timeout=20).raw_output_contents) == 2
+            return len(call(request, timeout=60).raw_output_contents) == 2
 
 
 @contextlib.contextmanager
@@ -159,7 +160,7 @@ def test_messages_that_never_end_hold_little_memory(patient: Service, path: str)
 def test_connections_that_say_nothing_are_closed(service: Service) -> None:
     with contextlib.ExitStack() as stack:
         silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=20))
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=60))
             for _ in range(10)
         ]
         assert service.answers()
@@ -173,7 +174,7 @@ def test_a_flood_of_connections(service: Service) -> None:
         wait_for(lambda: established(process) == 0)
         with contextlib.ExitStack() as stack:
             for _ in range(100):
-                stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=20))
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=60))
             wait_for(lambda: established(process) <= 30)
             assert attempt(lambda: is_answered(service.url))
         wait_for(lambda: answers_again(service))
@@ -216,5 +217,5 @@ def test_a_stranger_s_message_is_not_read(path: str) -> None:
         peer.call(1, path)
         peer.send(1, prefix(1000))
         wait_for(lambda: not peer.look(0.05) and 1 in peer.ended)
-        text = requests.get(f"{service.url}/metrics", timeout=20).text
+        text = requests.get(f"{service.url}/metrics", timeout=60).text
         assert f'code="unauthorized",model="",path="{path}"' in text

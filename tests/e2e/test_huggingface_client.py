@@ -167,22 +167,15 @@ def test_whose_a_body_without_a_name_is(url: str) -> None:
     ("name", "inputs", "parameters", "words"),
     [
         ("feelings", TEXT, {"function_to_apply": "none"}, "function_to_apply must be softmax"),
-        ("feelings", TEXT, {"function_to_apply": ["softmax"]}, "function_to_apply must be softmax"),
         ("feelings", TEXT, {"top_k": 0}, "top_k must be at least 1"),
-        ("feelings", TEXT, {"top_k": 1.5}, "top_k"),
         ("feelings", TEXT, {"return_all_scores": True}, "return_all_scores"),
-        ("feelings", "", {}, "text is empty"),
         ("feelings", 1, {}, "Expected `str`, got `int`"),
         ("feelings", None, {}, "Expected `str`, got `null`"),
         ("feelings", [{"text": TEXT}], {}, "Expected `str`"),
         ("feelings", TEXT, [], "parameters"),
-        ("topics", TEXT, {"multi_label": True}, "multi_label needs candidate_labels"),
-        ("topics", TEXT, {"candidate_labels": []}, "candidate_labels is empty"),
-        ("dishes", TEXT, {"aggregation_strategy": "best"}, "aggregation_strategy must be one of"),
         ("questions", TEXT, {}, "missing required field `context`"),
         ("questions", {"question": "a", "context": TEXT}, {"max_answer_len": 9}, "max_answer_len"),
         ("words", {"source_sentence": TEXT}, {}, "sentences"),
-        ("words", TEXT, {"dimensions": 99}, "dimensions must be from 1"),
         ("food11", "bm90IGFuIGltYWdl", {}, "image"),
         ("food11", "%", {}, "base64"),
         ("judge", TEXT, {}, "the model judge is not for"),
@@ -193,7 +186,7 @@ def test_what_is_refused_in_words(
     url: str, name: str, inputs: Json, parameters: Json, words: str
 ) -> None:
     body = {"inputs": inputs, "parameters": parameters}
-    response = requests.post(f"{url}/models/{name}", json=body, timeout=20)
+    response = requests.post(f"{url}/models/{name}", json=body, timeout=60)
     assert 400 <= response.status_code < 500
     assert words in response.json()["error"]
 
@@ -257,7 +250,7 @@ VALUES = [
     *(b'""', b'" "', b'"a"', b'"\\u0000"', b'"\\ud800"', b'"\xff"', b'"\\', b'"%s"' % (b"a " * 150_000)),
     *(b"[]", b"[null]", b"[1]", b'["a", 1]', b'[[["a"]]]', b"[[], []]", b"[" * 9999 + b"]" * 9999),
     *(b"{}", b'{"text": 1}', b'{"text": "a"}', b'{"a":' * 9999 + b"1" + b"}" * 9999),
-    *(b"[%s1]" % (b"1," * 99_999), b'[%s""]' % (b'"",' * 99_999), b'["a",' * 999 + b"1" + b"]" * 999),
+    *(b"[%s1]" % (b"1," * 10**6), b'[%s""]' % (b'"",' * 10**6), b'["a",' * 999 + b"1" + b"]" * 999),
 ]
 """JSON, and what is not quite."""
 

@@ -92,34 +92,34 @@ def test_both_start_and_both_stop(
     number: signal.Signals, backend: str, settings: dict[str, str]
 ) -> None:
     with launched(f"--backend={backend}", environment=settings) as (launcher, page, api):
-        answer = requests.post(f"{api}/predict", data=command(), timeout=30)
+        answer = requests.post(f"{api}/predict", data=command(), timeout=60)
         assert answer.status_code == 200
-        model = requests.get(f"{api}/model", timeout=30).json()
+        model = requests.get(f"{api}/model", timeout=60).json()
         assert model["precision"] in ("fp32", "bf16", "int8")  # as this machine measured
         assert model["precision_reason"]
         assert model["instances"] >= 1
-        assert requests.get(f"{page}/test", timeout=30).status_code == 200
+        assert requests.get(f"{page}/test", timeout=60).status_code == 200
         children = psutil.Process(launcher.pid).children(recursive=True)
         assert len(children) >= 2
         launcher.send_signal(number)
-        assert launcher.wait(30) == 0
-        _, alive = psutil.wait_procs(children, timeout=10)
+        assert launcher.wait(60) == 0
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive
 
 
 def test_nohup_keeps_both() -> None:
     with launched(FAKE, on_hangup=signal.SIG_IGN) as (launcher, _, api):
         launcher.send_signal(signal.SIGHUP)
-        assert requests.get(f"{api}/health/ready", timeout=30).status_code == 200
+        assert requests.get(f"{api}/health/ready", timeout=60).status_code == 200
         launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(30) == 0
+        assert launcher.wait(60) == 0
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
     with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
-        _, alive = psutil.wait_procs(children, timeout=20)
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive
 
 
@@ -127,8 +127,8 @@ def test_the_death_of_one_ends_the_other() -> None:
     with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         page_of(children).kill()
-        assert launcher.wait(30) == 1
-        _, alive = psutil.wait_procs(children, timeout=10)
+        assert launcher.wait(60) == 1
+        _, alive = psutil.wait_procs(children, timeout=60)
         assert not alive
 
 
@@ -138,11 +138,11 @@ def test_a_second_sigint_kills_what_does_not_end() -> None:
         page = page_of(children)
         page.suspend()
         launcher.terminate()
-        _, alive = psutil.wait_procs([child for child in children if child != page], timeout=20)
+        _, alive = psutil.wait_procs([child for child in children if child != page], timeout=60)
         assert not alive
         launcher.terminate()
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(20) == 0
+        assert launcher.wait(60) == 0
         assert not page.is_running()
 
 
@@ -161,7 +161,7 @@ def test_accepted_requests_are_answered_before_it_ends(
         assert launcher.poll() is None
         gate.touch()
         assert answer.result().status_code == 200
-        assert launcher.wait(30) == 0
+        assert launcher.wait(60) == 0
 
 
 def page_of(processes: list[psutil.Process]) -> psutil.Process:
@@ -183,8 +183,8 @@ def test_the_current_folder_has_tasks_and_shadows_nothing(tmp_path: Path) -> Non
         "--web-processes=2",
         cwd=tmp_path,
     ) as (launcher, page, api):
-        answer = requests.post(f"{api}/predict/words", json={"text": "soup"}, timeout=30)
+        answer = requests.post(f"{api}/predict/words", json={"text": "soup"}, timeout=60)
         assert answer.json() == {"length": 4}
-        assert requests.get(f"{page}/healthz", timeout=30).status_code == 200
+        assert requests.get(f"{page}/healthz", timeout=60).status_code == 200
         launcher.terminate()
-        assert launcher.wait(30) == 0
+        assert launcher.wait(60) == 0

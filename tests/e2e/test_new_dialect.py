@@ -40,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def post(url: str, content: object, path: str = PATH, key: str = "guest") -> requests.Response:
     headers = {"Authorization": f"Bearer {key}"}
-    return requests.post(url + path, json=content, headers=headers, timeout=20)
+    return requests.post(url + path, json=content, headers=headers, timeout=60)
 
 
 def test_an_answer(url: str) -> None:
@@ -69,7 +69,7 @@ def test_errors_have_its_own_shape(url: str, content: object, status: int, kind:
 
 def test_a_wrong_key_and_method_have_its_shape_too(url: str) -> None:
     assert post(url, {}, key="wrong").json()["problem"]["type"] == "unauthorized"
-    answer = requests.get(url + PATH, timeout=20)
+    answer = requests.get(url + PATH, timeout=60)
     assert (answer.status_code, answer.json()["problem"]["type"]) == (405, "method_not_allowed")
 
 
@@ -80,7 +80,7 @@ def test_the_other_protocol_of_this_prefix_keeps_its_own(url: str, path: str) ->
 
 
 def test_the_example_in_swagger_is_answered(url: str) -> None:
-    operation = requests.get(f"{url}/openapi.json", timeout=20).json()["paths"][PATH]["post"]
+    operation = requests.get(f"{url}/openapi.json", timeout=60).json()["paths"][PATH]["post"]
     assert operation["tags"] == ["Labels"]
     assert operation["responses"]["503"]["content"]["application/json"]["schema"]["$ref"].endswith(
         "Problem"

@@ -25,7 +25,7 @@ def test_the_answer_is_that_of_predict(page: FlaskClient, onnx_url: str, sample:
     answer = page.post("/classify", data=photo, headers={"Content-Type": "image/jpeg"})
     assert answer.status_code == 200, answer.text
     top = answer.get_json()["top"]
-    wanted = requests.post(f"{onnx_url}/predict?top_k=5", data=photo, timeout=30).json()["top"]
+    wanted = requests.post(f"{onnx_url}/predict?top_k=5", data=photo, timeout=60).json()["top"]
     assert [candidate["label"] for candidate in top] == [candidate["label"] for candidate in wanted]
     probabilities = [candidate["probability"] for candidate in wanted]
     assert [candidate["probability"] for candidate in top] == pytest.approx(probabilities, abs=1e-4)
@@ -35,7 +35,7 @@ def test_the_answer_is_that_of_predict(page: FlaskClient, onnx_url: str, sample:
 
 def test_the_page_knows_the_model_and_bad_photos(page: FlaskClient, onnx_url: str) -> None:
     status = page.get("/status").get_json()
-    model = requests.get(f"{onnx_url}/model", timeout=10).json()
+    model = requests.get(f"{onnx_url}/model", timeout=60).json()
     assert (status["state"], status["model"]["labels"]) == ("ready", model["labels"])
     assert status["model"]["title"] == "food11 1"
     assert (status["model"]["backend"], status["model"]["device"]) == ("onnxruntime", "cpu")

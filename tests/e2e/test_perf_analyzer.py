@@ -43,7 +43,7 @@ def photo(tmp_path: Path) -> str:
 
 
 def statistics(url: str, model: str) -> dict[str, Any]:
-    answer = requests.get(f"{url}/v2/models/{model}/stats", timeout=10).json()
+    answer = requests.get(f"{url}/v2/models/{model}/stats", timeout=60).json()
     model_statistics: dict[str, Any] = answer["model_stats"][0]
     return model_statistics
 

@@ -31,7 +31,7 @@ def service(
     settings = obedient(fake_model, tmp_path_factory.mktemp("processor")) | more
     with fake_service(settings, WATCHFUL, web_processes=web_processes) as (url, server):
         computing = 1 if more else 2
-        assert requests.get(f"{url}/model", timeout=10).json()["workers"] == computing
+        assert requests.get(f"{url}/model", timeout=60).json()["workers"] == computing
         yield url, server
 
 

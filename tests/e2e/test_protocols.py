@@ -18,7 +18,6 @@ from tritonclient.utils import InferenceServerException
 
 from smallplates.web.http.request_context import HIDDEN
 from tests import servers
-from tests.e2e.conftest import SharedService
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command, command_tensor
 from tests.servers import metric, wait_for
@@ -29,23 +28,23 @@ RAW = {"Inference-Header-Content-Length": "0"}
 
 
 def native(url: str, picture: bytes, **headers: str) -> requests.Response:
-    return requests.post(f"{url}/predict", data=picture, headers=headers, timeout=30)
+    return requests.post(f"{url}/predict", data=picture, headers=headers, timeout=60)
 
 
 def v2(url: str, picture: bytes, **headers: str) -> requests.Response:
     path = f"{url}/v2/models/food_classifier/infer"
-    return requests.post(path, data=picture, headers={**RAW, **headers}, timeout=30)
+    return requests.post(path, data=picture, headers={**RAW, **headers}, timeout=60)
 
 
 def tfserving(url: str, picture: bytes, **headers: str) -> requests.Response:
     body = {"instances": [{"b64": base64.b64encode(picture).decode()}]}
     path = f"{url}/v1/models/food_classifier:predict"
-    return requests.post(path, json=body, headers=headers, timeout=30)
+    return requests.post(path, json=body, headers=headers, timeout=60)
 
 
 def torchserve(url: str, picture: bytes, **headers: str) -> requests.Response:
     path = f"{url}/predictions/food_classifier"
-    return requests.post(path, data=picture, headers=headers, timeout=30)
+    return requests.post(path, data=picture, headers=headers, timeout=60)
 
 
 KEYS = {
@@ -80,30 +79,8 @@ def test_overload_and_failures_in_every_shape(
         for name, ask in ASKS.items():
             for failure in (Failure.RAISE, Failure.NOT_FINITE, Failure.EXIT):
                 check_error(ask(url, command(failure=failure)), name, 500)
-            wait_for(lambda: requests.get(f"{url}/ping", timeout=10).status_code == 200)
+            wait_for(lambda: requests.get(f"{url}/ping", timeout=60).status_code == 200)
             assert ask(url, command(class_index=3)).status_code == 200
-
-
-def test_deadlines_hold_for_every_protocol(
-    one_worker: SharedService, senders: ThreadPoolExecutor
-) -> None:
-    url, gate = one_worker.url, one_worker.gate
-    with one_worker.used():
-        held = senders.submit(v2, url, command(held=True))
-        wait_for(gate.with_suffix(".held").exists)
-        limit = {"X-Request-Timeout-Ms": "50"}
-        for name, ask in ASKS.items():  # once a request has expired, it is known that others would
-            answer = ask(url, command(), **limit)
-            assert answer.status_code in (503, 504)
-            check_error(answer, name, answer.status_code)
-        client = triton.InferenceServerClient(url.removeprefix("http://"))
-        tensor = triton.InferInput("INPUT_IMAGE", [1], "BYTES")
-        tensor.set_data_from_numpy(np.array([command()], object))
-        with pytest.raises(InferenceServerException, match=r"deadline|would wait longer"):
-            client.infer("food_classifier", [tensor], timeout=50_000)
-        client.close()
-        gate.touch()
-        assert held.result().status_code == 200
 
 
 PATHS = {
@@ -122,7 +99,7 @@ def test_keys_and_slow_senders(fake_settings: dict[str, str]) -> None:
             check_error(missing, name, 401)
             assert missing.headers["WWW-Authenticate"] == "Bearer"
             assert ask(url, command(), Authorization="Bearer guest").status_code == 200
-            with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as slow:
+            with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as slow:
                 head = f"POST {PATHS[name]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guest\r\n"
                 slow.sendall(f"{head}Content-Length: 1000\r\n\r\nx".encode())
                 answer = slow.makefile("rb").read().decode()  # to the end: the connection is closed
@@ -152,7 +129,7 @@ def test_grpc_keeps_keys_limits_secrets_and_statistics_of_several_web_processes(
         ):
             client.infer("food_classifier_onnx", [tensor])
         for _ in range(4):  # whichever web process answers
-            stats = requests.get(f"{url}/v2/models/food_classifier_onnx/stats", timeout=10).json()
+            stats = requests.get(f"{url}/v2/models/food_classifier_onnx/stats", timeout=60).json()
             (model,) = stats["model_stats"]
             assert model["inference_count"] == 24
             assert model["inference_stats"]["success"]["count"] == 12
@@ -249,7 +226,7 @@ def test_a_client_that_does_not_wait_for_its_version_leaves_nothing_behind(
         load(3, None)
         assert client.is_model_ready("fake", "3")
         assert len(programs(server, WORKER)) == 2
-        assert requests.get(f"{url}/model", timeout=10).json()["version"] == "3"
+        assert requests.get(f"{url}/model", timeout=60).json()["version"] == "3"
 
 
 def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:

@@ -3,12 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import requests
-
 from tests.e2e.conftest import SharedService
 from tests.e2e.services import WORKER, fake_service, predict, programs, raw_request
 from tests.fake.backend import command
-from tests.fake.model import write_model
 from tests.servers import metric, wait_for
 
 
@@ -102,25 +99,6 @@ def test_requests_that_would_wait_too_long_are_refused_at_once(
             assert {other.result() for other in others} == {"ok"}
             assert blocker.result().status_code == 200
         assert ask(X_Request_Timeout_Ms="5000") == "ok"
-
-
-def test_a_model_has_settings_of_its_own(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
-) -> None:
-    folder = tmp_path / "own"
-    write_model(folder, "1", instances=1, max_batch_size=2, max_queue_delay_us=5000)
-    settings = {**fake_settings, "SERVING_MAX_BATCH_SIZE__FAKE": "3"}
-    with fake_service(settings, model_dir=str(folder), instances="2", max_batch_size="8") as (url, _):
-        config = requests.get(f"{url}/v2/models/fake/config", timeout=10).json()
-        assert config["instance_group"][0]["count"] == 1
-        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 5000
-        blocker = senders.submit(predict, url, command(held=True))
-        wait_for((tmp_path / "gate.held").exists)
-        others = [senders.submit(predict, url, command(class_index=i)) for i in range(6)]
-        wait_for(lambda: metric(url, "serving_queue_depth") == 6)
-        (tmp_path / "gate").touch()
-        assert {answer.result().status_code for answer in (blocker, *others)} == {200}
-        assert metric(url, "serving_batch_size_count") == 3  # 1, then 3 + 3
 
 
 def test_a_wait_for_a_worker_to_start_is_not_expected_of_later_requests(

@@ -46,12 +46,12 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
         assert "tokenizer.json" in refused.json()["error"]
         assert len(programs(server, WORKER)) == 1
         for _ in range(4):  # whichever web process answers
-            assert requests.get(f"{url}/model", timeout=10).json()["version"] == "1"
+            assert requests.get(f"{url}/model", timeout=60).json()["version"] == "1"
             body = {"text": "a warm soup"}
-            assert requests.post(f"{url}/predict", json=body, timeout=10).status_code == 200
+            assert requests.post(f"{url}/predict", json=body, timeout=60).status_code == 200
         describe("2")
         assert switch(url, "2", model="tiny").status_code == 200
-        assert requests.get(f"{url}/model", timeout=10).json()["version"] == "2"
+        assert requests.get(f"{url}/model", timeout=60).json()["version"] == "2"
 
 
 def digest(path: Path) -> str:
@@ -85,7 +85,7 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
     more = {"admin_key": "chief", "web_processes": "2", "instances": "1"}
     with fake_service(settings, **more) as (url, server):
         wait_for(
-            lambda: requests.get(f"{url}/health/ready", timeout=9).json()["models"]["other"] == "ready"
+            lambda: requests.get(f"{url}/health/ready", timeout=60).json()["models"]["other"] == "ready"
         )
         picture = command(held=True)
         held = senders.submit(requests.post, f"{url}/predict/other", data=picture, timeout=60)
@@ -120,5 +120,5 @@ def test_a_graph_with_a_thousand_inputs_reaches_every_process(tmp_path: Path) ->
             for index, name in enumerate(names)
         ]
         for _ in range(4):
-            answer = requests.post(f"{url}/v2/models/wide/infer", json={"inputs": inputs}, timeout=30)
+            answer = requests.post(f"{url}/v2/models/wide/infer", json={"inputs": inputs}, timeout=60)
             assert answer.json()["outputs"][0]["data"] == [sum(range(1024)), 1024]

@@ -16,7 +16,7 @@ def start(settings: dict[str, str], folder: Path, **more: str) -> tuple[str | No
     """When the measurements of a new service were made earlier, and what they say."""
     own = settings | {"SERVING_INSTANCES": "auto", "SERVING_CACHE_DIR": str(folder)} | more
     with fake_service(own) as (url, _):
-        model = requests.get(f"{url}/model", timeout=10).json()
+        model = requests.get(f"{url}/model", timeout=60).json()
     return model["measured_at"], {name: model[name] for name in MEASURED}
 
 

@@ -20,8 +20,8 @@ ANSWERS = {
 def test_texts_as_typed(backend: str) -> None:
     settings = {"SERVING_MODEL_DIR": str(ROOT / "models/sentiment"), "SERVING_MAX_BATCH_SIZE": "2"}
     with started(backend, **settings) as (url, _):
-        answers = requests.post(f"{url}/predict", json={"text": [*ANSWERS]}, timeout=30).json()
-        alone = requests.post(f"{url}/predict", json={"text": next(iter(ANSWERS))}, timeout=30).json()
+        answers = requests.post(f"{url}/predict", json={"text": [*ANSWERS]}, timeout=60).json()
+        alone = requests.post(f"{url}/predict", json={"text": next(iter(ANSWERS))}, timeout=60).json()
     assert [answer["prediction"] for answer in answers] == [label for label, _ in ANSWERS.values()]
     expected = [probability for _, probability in ANSWERS.values()]
     assert [answer["probability"] for answer in answers] == pytest.approx(expected, abs=1e-3)

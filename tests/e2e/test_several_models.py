@@ -64,17 +64,17 @@ def change(url: str, name: str, what: str) -> requests.Response:
 
 def states(url: str) -> dict[str, tuple[str, str]]:
     """What the repository's index says of the names that models have of their own."""
-    index = requests.post(f"{url}/v2/repository/index", headers=KEY, timeout=10).json()
+    index = requests.post(f"{url}/v2/repository/index", headers=KEY, timeout=60).json()
     return {row["name"]: (row["state"], row["reason"]) for row in index}
 
 
 def about(url: str, path: str = "/model") -> dict[str, Any]:
-    answer: dict[str, Any] = requests.get(url + path, timeout=10).json()
+    answer: dict[str, Any] = requests.get(url + path, timeout=60).json()
     return answer
 
 
 def ask(url: str, path: str, index: int = 5) -> requests.Response:
-    return requests.post(url + path, data=command(class_index=index), timeout=30)
+    return requests.post(url + path, data=command(class_index=index), timeout=60)
 
 
 def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
@@ -92,7 +92,7 @@ def test_each_is_asked_by_its_name(service: tuple[str, psutil.Process]) -> None:
     unknown = ask(url, "/predict/fourth")
     assert unknown.status_code == 404
     assert "the models are first, second, third" in unknown.json()["detail"]
-    index = requests.post(f"{url}/v2/repository/index", timeout=10).json()
+    index = requests.post(f"{url}/v2/repository/index", timeout=60).json()
     assert {row["name"] for row in index} == {
         form for name in NAMES for form in (name, f"{name}_photos", f"{name}_numbers")
     }
@@ -108,7 +108,7 @@ def test_each_is_counted_apart(service: tuple[str, psutil.Process]) -> None:
             assert ask(url, f"/predict/{name}").status_code == 200
         after = about(url, f"/v2/models/{name}/stats")["model_stats"][0]["inference_count"]
         assert after - before == count
-    text = requests.get(f"{url}/metrics", timeout=10).text
+    text = requests.get(f"{url}/metrics", timeout=60).text
     for name in NAMES:
         assert f'serving_ready_workers{{model="{name}"}}' in text
         assert f'serving_batch_size_count{{model="{name}"}}' in text
@@ -139,7 +139,7 @@ def test_models_are_loaded_and_unloaded_while_others_answer(
             assert "third is not in service: unloaded" in gone.json()["detail"]
             assert states(url)["third"] == ("UNAVAILABLE", "unloaded")
             assert about(url, "/health/ready")["models"]["third"] == "unavailable"
-            metrics = requests.get(f"{url}/metrics", timeout=10).text
+            metrics = requests.get(f"{url}/metrics", timeout=60).text
             assert 'serving_ready_workers{model="third"}' not in metrics
             assert change(url, "third_photos", "load").status_code == 200
             assert ask(url, "/predict/third").json()["prediction"] == "third-5"
@@ -177,7 +177,7 @@ def test_models_of_the_store_are_loaded_by_their_folders_names(
     ):
         assert change(url, name, "load").status_code == 404
         assert change(url, name, "unload").status_code == 404
-    unkeyed = requests.post(f"{url}/v2/repository/models/fourth/unload", timeout=10)
+    unkeyed = requests.post(f"{url}/v2/repository/models/fourth/unload", timeout=60)
     assert unkeyed.status_code == 401
     assert change(url, "fourth", "unload").status_code == 200
     assert ask(url, "/predict/fourth").status_code == 404
@@ -201,7 +201,7 @@ def test_the_workers_of_one_die_and_the_others_answer(
             f"{NAMES[i % 3]}-{i}" for i in range(60)
         ]
         wait_for(lambda: about(url, "/health/ready")["models"] == dict.fromkeys(NAMES, "ready"))
-    crash = requests.post(f"{url}/predict/third", data=command(failure=Failure.EXIT), timeout=30)
+    crash = requests.post(f"{url}/predict/third", data=command(failure=Failure.EXIT), timeout=60)
     assert crash.json()["code"] == "worker_crashed"
     assert predict(url, command(class_index=1)).json()["prediction"] == "first-1"
 
@@ -223,7 +223,7 @@ def test_the_default_serves_while_another_loads_or_fails(
             assert refused.status_code == 503
             assert "commanded not to load" in refused.text
         for path in ("/v2/models/second/ready", "/v1/models/second", "/models/second_photos"):
-            refused = requests.get(url + path, timeout=10)
+            refused = requests.get(url + path, timeout=60)
             assert refused.status_code == 503
             assert "commanded not to load" in refused.text
         known = about(url, "/v1/models")["models"]

@@ -113,9 +113,9 @@ def test_a_signal_while_it_loads_ends_it(
     with starting(settings, tmp_path) as process:
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.communicate(timeout=30)[1] == ""
+        assert process.communicate(timeout=60)[1] == ""
         assert process.returncode == 0
-        assert not psutil.wait_procs(children, timeout=10)[1]
+        assert not psutil.wait_procs(children, timeout=60)[1]
         assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -179,7 +179,7 @@ def test_a_signal_while_it_imports_ends_it(
     with importing(fake_settings, tmp_path, arguments[0], module, arguments) as (process, marks):
         wait_for(lambda: any(marks.iterdir()))
         process.send_signal(number)
-        assert process.communicate(timeout=30)[1] == ""
+        assert process.communicate(timeout=60)[1] == ""
         assert process.returncode == 0
 
 
@@ -206,9 +206,9 @@ def test_ctrl_c_while_its_children_import_ends_it(
         wait_for(lambda: {child.status() for child in importing_now} == {then})
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=30)[1] == ""
+        assert process.communicate(timeout=60)[1] == ""
         assert process.returncode == 0
-        assert not psutil.wait_procs(children, timeout=10)[1]
+        assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
@@ -227,7 +227,7 @@ def test_a_signal_while_a_version_loads_ends_it(
         server.terminate()
         answer = switching.result()
         assert (answer.status_code, answer.json()["error"]) == (503, "the service is shutting down")
-        assert not psutil.wait_procs([server, *children], timeout=20)[1]
+        assert not psutil.wait_procs([server, *children], timeout=60)[1]
 
 
 def test_the_next_start_clears_what_a_killed_one_left(fake_settings: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
-from tests.e2e.services import check_one_sentence, ended
+from tests.e2e.services import attempt, check_one_sentence, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
@@ -51,11 +51,11 @@ class Service:
         return TcpClient("127.0.0.1", self.port, key)
 
     def raw(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def metric(self, name: str) -> float:
         """The sum of a series over all models; 0 where it does not exist yet."""
-        text = requests.get(f"{self.url}/metrics", timeout=10).text
+        text = requests.get(f"{self.url}/metrics", timeout=60).text
         text = re.sub(r'model="[^"]*",?', "", text)
         values = re.findall(rf"^{re.escape(name)}(?:{{}})? ([\d.e+]+)$", text, re.MULTILINE)
         return sum(map(float, values))
@@ -74,12 +74,7 @@ def answers_of(status: int, code: str) -> str:
 
 
 CLIENT_GONE = answers_of(499, "client_gone")
-COUNTED = (
-    "serving_expired_total",
-    "serving_cancelled_total",
-    "serving_infer_seconds_count",
-    CLIENT_GONE,
-)
+COUNTED = ("serving_cancelled_total", "serving_infer_seconds_count", CLIENT_GONE)
 
 
 @contextlib.contextmanager
@@ -157,7 +152,7 @@ def onnx(onnx_url: str, onnx_tcp_port: int) -> Service:
 
 def test_answers_come_as_they_finish_with_their_ids(gate: Path) -> None:
     with serving(FAKE_GATE=str(gate), SERVING_INSTANCES="2") as service, service.connect() as client:
-        labels = requests.get(f"{service.url}/model", timeout=10).json()["labels"]
+        labels = requests.get(f"{service.url}/model", timeout=60).json()["labels"]
         held = client.send(command(held=True, class_index=1))
         wait_for(gate.with_suffix(".held").exists)
         others = {client.send(command(class_index=index)): labels[index] for index in range(2, 9)}
@@ -189,18 +184,6 @@ def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service) -> N
         assert (answer.status, answer.content["code"]) == (500, "internal_error")
         assert answer.content["detail"] == HIDDEN
         assert client.predict(command()).status == 200
-
-
-def test_a_deadline(held: Service) -> None:
-    with held.connect() as client:
-        first = client.send(command(held=True))
-        wait_for(held.gate.with_suffix(".held").exists)
-        late = client.send(command(), timeout_ms=100)
-        answer = client.receive()
-        assert (answer.id, answer.status, answer.content["code"]) == (late, 504, "deadline_exceeded")
-        held.gate.touch()
-        assert client.receive().id == first
-    assert held.growth("serving_expired_total") == 1
 
 
 @pytest.mark.parametrize("half", [True, False])
@@ -251,7 +234,7 @@ def test_bytes_that_wait_are_bounded_together_with_those_of_http() -> None:
             with service.raw() as slow:  # itself refused where it meets one of the other two
                 slow.sendall(frame(bytes(95_001))[:-1])
                 over_tcp = client.predict(picture)
-                over_http = requests.post(f"{service.url}/predict", data=picture, timeout=20)
+                over_http = requests.post(f"{service.url}/predict", data=picture, timeout=60)
             codes = {over_tcp.content.get("code"), over_http.json().get("code")}
             return codes == {"overloaded"}
 
@@ -293,22 +276,14 @@ def test_a_flood_of_connections() -> None:
                 (answer,) = read_answers(refused)
                 assert (answer.id, answer.status, answer.content["code"]) == (0, 503, "overloaded")
         assert kept[0].predict(command()).status == 200
-        assert service.answered(503, "overloaded") == 50
+        wait_for(lambda: service.answered(503, "overloaded") == 50)
         kept[1].close()
 
         def accepted() -> bool:
             with service.connect() as client:
                 return client.predict(command()).status == 200
 
-        wait_for(lambda: suppressed(accepted))
-
-
-def suppressed(attempt: Callable[[], bool]) -> bool:
-    """False where the connection breaks."""
-    try:
-        return attempt()
-    except OSError:
-        return False
+        wait_for(lambda: attempt(accepted))
 
 
 def test_nothing_is_left_open(shared: Service) -> None:
@@ -323,7 +298,7 @@ def test_nothing_is_left_open(shared: Service) -> None:
                 connection.sendall(frame(command())[:20])
         wait_for(lambda: established(process) == 0)
         wait_for(lambda: process.num_fds() <= before)
-    assert shared.metric("serving_free_slots") == 40
+    wait_for(lambda: shared.metric("serving_free_slots") == 40)
 
 
 def established(process: psutil.Process) -> int:
@@ -340,7 +315,7 @@ def test_sigterm_answers_what_was_accepted(service: Service, gate: Path) -> None
         held = client.send(command(held=True))
         wait_for(gate.with_suffix(".held").exists)
         process.terminate()
-        wait_for(lambda: requests.get(f"{service.url}/health/ready", timeout=10).status_code == 503)
+        wait_for(lambda: requests.get(f"{service.url}/health/ready", timeout=60).status_code == 503)
         refused = client.send(command())
         answer = client.receive()
         assert (answer.id, answer.status, answer.content["code"]) == (refused, 503, "draining")
@@ -349,7 +324,7 @@ def test_sigterm_answers_what_was_accepted(service: Service, gate: Path) -> None
         assert client.receive().id == held
         assert client._socket.recv(1) == b""
         assert idle._socket.recv(1) == b""
-        psutil.wait_procs([process], timeout=20)
+        psutil.wait_procs([process], timeout=60)
         assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 

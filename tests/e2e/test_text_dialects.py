@@ -1,4 +1,7 @@
-"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere and vLLM."""
+"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere and vLLM.
+
+`test_huggingface_client.py` sends them hostile bodies.
+"""
 
 import base64
 import gzip
@@ -8,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import requests
 
@@ -106,10 +110,42 @@ def test_as_many_texts_as_openai_takes(url: str) -> None:
     assert data[1]["embedding"] == pytest.approx(native(url, text="soup 1"), abs=1e-6)
 
 
-def test_foreign_token_ids_are_refused_with_the_cure(url: str) -> None:
-    error = post(f"{url}/v1/embeddings", {"input": [[9906, 1917]]}).json()["error"]
-    assert "check_embedding_ctx_length=False" in error["message"]
-    assert "SERVING_ACCEPT_TOKEN_IDS" in error["message"]
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client for Python, unmodified."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_asks_for_base64(client: openai.OpenAI) -> None:
+    usual = client.embeddings.create(input=DOCUMENTS, model=ALIAS)
+    floats = client.embeddings.create(input=DOCUMENTS, model=ALIAS, encoding_format="float")
+    for row, numbers in zip(usual.data, floats.data, strict=True):
+        assert len(row.embedding) == DIMENSIONS
+        assert numbers.embedding == pytest.approx(row.embedding)
+    assert (usual.usage, usual.model) == (floats.usage, ALIAS)
+    assert {"words", "judge", ALIAS} <= {model.id for model in client.models.list()}
+    assert client.models.retrieve(ALIAS).owned_by == "smallplates"
+
+
+@pytest.mark.anyio
+async def test_openais_asynchronous_client(client: openai.OpenAI) -> None:
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="any") as other:
+        answer = await other.embeddings.create(input="the soup", model="words", dimensions=2)
+    assert np.linalg.norm(answer.data[0].embedding) == pytest.approx(1)
+    assert len(answer.data[0].embedding) == 2
+
+
+def test_errors_of_openais_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.embeddings.create(input=DOCUMENTS, model="nobody")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nobody")
+    with pytest.raises(openai.BadRequestError) as foreign:  # ids of tokens, with the cure
+        client.embeddings.create(input=[[9906, 1917]], model=ALIAS)
+    assert "check_embedding_ctx_length=False" in foreign.value.message
+    assert "SERVING_ACCEPT_TOKEN_IDS" in foreign.value.message
 
 
 def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
@@ -125,19 +161,19 @@ def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
 
 
 def test_the_models_as_openai_and_kserve_list_them(url: str, other_url: str) -> None:
-    both, alone = (requests.get(f"{base}/v1/models", timeout=20).json() for base in (url, other_url))
+    both, alone = (requests.get(f"{base}/v1/models", timeout=60).json() for base in (url, other_url))
     assert {"words", "words_tensor", ALIAS} <= {*both["models"]}
-    short = [requests.get(f"{base}/models", timeout=20).json() for base in (url, other_url)]
+    short = [requests.get(f"{base}/models", timeout=60).json() for base in (url, other_url)]
     for listed in (both, alone, *short):
         cards = {card["id"]: card for card in listed["data"]}
         assert {*cards} == {"words", "judge", "feelings", ALIAS, "org/judge"}
         assert (cards[ALIAS]["object"], cards[ALIAS]["max_model_len"]) == ("model", MOST_TOKENS)
-    one = requests.get(f"{url}/v1/models/{ALIAS}", timeout=20).json()
+    one = requests.get(f"{url}/v1/models/{ALIAS}", timeout=60).json()
     assert (one["id"], one["model_version_status"][0]["state"]) == (ALIAS, "AVAILABLE")
-    assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=20).json() == {**cards[ALIAS]}
+    assert requests.get(f"{other_url}/v1/models/{ALIAS}", timeout=60).json() == {**cards[ALIAS]}
     for base, name in product((url, other_url), ("org/judge", "org%2Fjudge")):
-        assert requests.get(f"{base}/v1/models/{name}", timeout=20).json()["id"] == "org/judge"
-    texts = [requests.get(f"{base}/v1/models/x", timeout=20) for base in (url, other_url)]
+        assert requests.get(f"{base}/v1/models/{name}", timeout=60).json()["id"] == "org/judge"
+    texts = [requests.get(f"{base}/v1/models/x", timeout=60) for base in (url, other_url)]
     assert [response.status_code for response in texts] == [404, 404]
     assert isinstance(texts[0].json()["error"], str)
     assert texts[1].json()["error"]["code"] == "model_not_found"
@@ -234,15 +270,15 @@ def test_tei_tokens(url: str) -> None:
 
 
 def test_tei_info(url: str, other_url: str) -> None:
-    info = requests.get(f"{url}/info", timeout=20).json()
+    info = requests.get(f"{url}/info", timeout=60).json()
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["model_id"], info["max_input_length"]) == ("words", MOST_TOKENS)
     assert (info["model_dtype"], info["auto_truncate"]) == ("float32", True)
     for name in ("max_concurrent_requests", "max_batch_tokens", "max_client_batch_size"):
         assert info[name] >= 1
     for path in ("/health", "/ping"):
-        assert requests.get(url + path, timeout=20).status_code == 200
-        assert requests.get(other_url + path, timeout=20).status_code == 404
+        assert requests.get(url + path, timeout=60).status_code == 200
+        assert requests.get(other_url + path, timeout=60).status_code == 404
 
 
 # reranking by documents
@@ -326,7 +362,6 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"model": "judge"}, 400, "wrong_task"),
             ({"model": "words_tensor"}, 400, "wrong_task"),
             ({"input": ""}, 400, "invalid_text"),
-            ({"input": ["warm", ""]}, 400, "invalid_text"),
             ({"input": []}, 400, "invalid_request"),
             ({"input": None}, 400, "invalid_request"),
             ({"input": ["soup"] * 2049}, 400, "invalid_request"),
@@ -349,8 +384,6 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/embed", {"inputs": ["soup"] * 4097}, 422, "Validation"),
     ("/embed", {"inputs": "soup", "model": "judge"}, 424, "Backend"),
     ("/embed", {"inputs": "soup", "model": "x"}, 404, "Validation"),
-    ("/embed", {"inputs": "soup", "prompt_name": "x"}, 422, "Validation"),
-    ("/embed", {"inputs": "soup", "truncation_direction": "up"}, 422, "Validation"),
     ("/embed", {"input": "soup"}, 422, "Validation"),
     ("/rerank", {"query": QUERY}, 422, "Validation"),
     ("/rerank", {"query": QUERY, "texts": []}, 422, "Validation"),
@@ -447,64 +480,22 @@ def test_the_model_that_is_called_without_a_name(url: str, other_url: str) -> No
 def test_a_compressed_body_that_names_its_model(url: str) -> None:
     body = gzip.compress(json.dumps({"input": "soup", "model": ALIAS}).encode())
     headers = {"Content-Encoding": "gzip"}
-    response = requests.post(f"{url}/v1/embeddings", data=body, headers=headers, timeout=20)
+    response = requests.post(f"{url}/v1/embeddings", data=body, headers=headers, timeout=60)
     assert response.json()["model"] == ALIAS
 
 
-FIELDS = {
-    "/v1/embeddings": ("input", {}),
-    "/embed": ("inputs", {}),
-    "/": ("inputs", {}),
-    "/similarity": ("sentences", {}),
-    "/predict": ("inputs", {}),
-    "/tokenize": ("inputs", {}),
-    "/decode": ("ids", {}),
-    "/rerank": ("texts", {"query": QUERY}),
-    "/v1/rerank": ("documents", {"query": QUERY}),
-    "/v2/rerank": ("documents", {"query": QUERY}),
-    "/score": ("text_2", {"text_1": QUERY}),
-}
-"""Path -> the field with its texts, and what else it needs."""
-
-TEXTS = {
-    "a million empty texts": b'["",' + b'"",' * 1_000_000 + b'""]',
-    "a million ids": b"[" + b"1," * 1_000_000 + b"1]",
-    "nested lists": b"[" * 100_000 + b"]" * 100_000,
-    "nested objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
-    "2,048 texts of 8 kB": json.dumps([f"{n} " + "soup " * 1600 for n in range(2048)]).encode(),
-    "half a surrogate": b'["\\ud800"]',
-    "NaN": b"[NaN]",
-    "not UTF-8": b'["\xff"]',
-    "an unfinished list": b'["soup", ',
-    "huge numbers": b"[1e999, " + b"9" * 5000 + b"]",
-    "an object": b'{"text": 1}',
-}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "texts"),
+    ("path", "name", "more"),
     [
-        pytest.param(path, name, marks=[pytest.mark.slow] if len(text) > 10**7 else [])
-        for path, (name, text) in product(FIELDS, TEXTS.items())
-        if len(text) < 10**7 or path in ("/v1/embeddings", "/tokenize", "/score")
+        ("/v1/embeddings", "input", {}),
+        ("/tokenize", "inputs", {}),
+        ("/score", "text_2", {"text_1": "a"}),
     ],
 )
-def test_hostile_texts(url: str, path: str, texts: str) -> None:
-    name, more = FIELDS[path]
-    more_json = json.dumps(more).encode()[1:-1]
-    body = b'{%b%b"%b": %b}' % (more_json, b", " if more else b"", name.encode(), TEXTS[texts])
-    if path == "/similarity":
-        body = b'{"inputs": {"source_sentence": "soup", %b}' % body[1:]
-    response = requests.post(url + path, data=body, timeout=120)
+def test_many_long_texts_hold_up_nobody_for_long(url: str, path: str, name: str, more: Json) -> None:
+    response = post(
+        url + path, {**more, name: [f"{number} " + "soup " * 1600 for number in range(2048)]}
+    )
     assert response.status_code in {200, *range(400, 500), 504}, response.text[:300]
     assert answer(f"{url}/v1/embeddings", {"input": "soup"})
-
-
-BOMB = gzip.compress(b'{"input": "' + b"a" * (21 << 20))
-
-
-@pytest.mark.parametrize("path", FIELDS)
-def test_a_bomb(url: str, path: str) -> None:
-    headers = {"Content-Encoding": "gzip"}
-    response = requests.post(url + path, data=BOMB, headers=headers, timeout=60)
-    assert response.status_code == 413

@@ -112,7 +112,7 @@ def ask(client: Any, photos: list[Any], **more: Any) -> list[list[tuple[str, flo
 
 def native(url: str, photo: bytes) -> list[tuple[str, float]]:
     """What `POST /predict` says: the five best."""
-    answer = requests.post(f"{url}/predict?top_k=5", data=photo, timeout=30).json()
+    answer = requests.post(f"{url}/predict?top_k=5", data=photo, timeout=60).json()
     return [(candidate["label"], candidate["probability"]) for candidate in answer["top"]]
 
 
@@ -124,7 +124,7 @@ def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]])
 
 def test_what_it_tells_is_what_our_front_end_tells(triton_url: str, onnx_url: str) -> None:
     def told(url: str, suffix: str) -> Any:
-        return requests.get(f"{url}/v2/models/{MODEL}{suffix}", timeout=10).json()
+        return requests.get(f"{url}/v2/models/{MODEL}{suffix}", timeout=60).json()
 
     theirs, ours = told(triton_url, ""), told(onnx_url, "")
     for key in ("name", "versions", "inputs", "outputs"):
@@ -146,7 +146,7 @@ def test_photos_get_the_answers_of_the_service(client: Any, onnx_url: str, name:
 
 
 def test_a_model_beside_it(triton_url: str) -> None:
-    wait_for(lambda: requests.get(f"{triton_url}/v2/models/birds/ready", timeout=10).ok)
+    wait_for(lambda: requests.get(f"{triton_url}/v2/models/birds/ready", timeout=60).ok)
     with Client(triton_url, protocol="triton") as client:
         wanted = client.predict(PHOTOS["jpeg"], top_k=5)
         assert client.predict(PHOTOS["jpeg"], top_k=5, model="birds").top == wanted.top
@@ -193,7 +193,7 @@ def test_a_bad_photo_is_a_clear_error(client: Any, photos: Any, words: str) -> N
 
 def test_the_other_model_lacks_nothing_but_its_backend(triton_url: str) -> None:
     """Triton has read and checked its configuration before it looks for the backend."""
-    index = requests.post(f"{triton_url}/v2/repository/index", timeout=10).json()
+    index = requests.post(f"{triton_url}/v2/repository/index", timeout=60).json()
     (model,) = (model for model in index if model["name"] == "food_classifier_onnx")
     assert model["state"] == "UNAVAILABLE"
     assert "unable to find backend library for backend 'onnxruntime'" in model["reason"]

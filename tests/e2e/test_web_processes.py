@@ -40,7 +40,7 @@ def test_classes_are_counted_if_there_are_few(
     with fake_service(fake_settings, **settings) as (url, _):
 
         def counted() -> dict[str, float]:
-            text = requests.get(f"{url}/metrics", timeout=10).text
+            text = requests.get(f"{url}/metrics", timeout=60).text
             found = re.findall(
                 r'^serving_predictions_total\{label="(.*)",model="few"\} (.*)$', text, re.M
             )
@@ -50,11 +50,11 @@ def test_classes_are_counted_if_there_are_few(
         assert (len(counted()), sum(counted().values())) == (100, 0)
         for index in (7, 7, 99, 7, 0):
             assert predict(url, command(class_index=index)).status_code == 200
-        wait_for(lambda: requests.get(f"{url}/v2/models/many/ready", timeout=10).status_code == 200)
-        many = requests.post(f"{url}/predict/many", data=command(class_index=7), timeout=30)
+        wait_for(lambda: requests.get(f"{url}/v2/models/many/ready", timeout=60).status_code == 200)
+        many = requests.post(f"{url}/predict/many", data=command(class_index=7), timeout=60)
         assert many.json()["prediction"] == "class 7"
         picture = base64.b64encode(command(class_index=42)).decode()
-        both = requests.post(f"{url}/predict", json={"image": picture}, timeout=30)
+        both = requests.post(f"{url}/predict", json={"image": picture}, timeout=60)
         assert both.json()["prediction"] == "class 42"
         assert predict(url, b"no picture").status_code == 400
         nonzero = {label: count for label, count in counted().items() if count}
@@ -66,7 +66,7 @@ def test_with_many_cores_there_are_as_many_web_processes_as_the_workers_need(
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "2", "SERVING_INSTANCES": "4"}
     with fake_service(settings, MANY_CORES, device="cpu", max_batch_size="1") as (url, server):
-        model = requests.get(f"{url}/model", timeout=10).json()
+        model = requests.get(f"{url}/model", timeout=60).json()
         assert model["web_processes_reason"].startswith("8 cores, ")
         assert 1 < model["web_processes"] <= 8
         assert len(programs(server, WEB)) == model["web_processes"]
@@ -135,4 +135,4 @@ def test_a_web_process_that_no_longer_runs_does_not_hold_up_the_end(
     with fake_service(fake_settings, WATCHFUL, web_processes="2") as (_, server):
         programs(server, WEB)[0].send_signal(signal.SIGSTOP)
         server.terminate()
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0

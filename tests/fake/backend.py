@@ -6,7 +6,6 @@ FAKE_MS milliseconds, divided by the threads if FAKE_SCALES=1, and FAKE_CPU_MS o
 file FAKE_BROKEN exists nothing can be loaded, or nothing of FAKE_BROKEN_VERSION where that is set; as
 long as FAKE_LOADING exists, loading lasts, and makes FAKE_LOADING.held. FAKE_DEVICE is where it claims
 to run, the CPU by default. FAKE_SIZES is a file into which it writes the size of every batch.
-It also takes the commands as numbers: those of SEVERAL, and the first three of LENGTHS.
 """
 
 import io
@@ -23,7 +22,7 @@ from PIL import Image
 from smallplates.engine.backend import BackendInfo
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.tensors import Array, Item, Signature, TensorSpec
+from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 
@@ -33,39 +32,13 @@ class Failure(IntEnum):
 
     NONE = 0
     RAISE = 1
-    TOO_FEW_OUTPUTS = 2
-    NOT_FINITE = 3
-    EXIT = 4
-    FULL = 5  # more than FITS pictures do not fit into the device's memory
-    LOST = 6  # the device
+    NOT_FINITE = 2
+    EXIT = 3
+    FULL = 4  # more than FITS pictures do not fit into the device's memory
+    LOST = 5  # the device
 
 
 FITS = 2
-
-SEVERAL = Signature(
-    "several",
-    (
-        TensorSpec("colour", "int64", (3,)),
-        TensorSpec("matrix", "float16", (2, 2)),
-        TensorSpec("negative", "bool", ()),
-    ),
-    (
-        TensorSpec("class", "int64", ()),
-        TensorSpec("score", "float32", (1,)),
-        TensorSpec("echo", "float16", (2, 2)),
-    ),
-    checks_finite=True,
-)
-"""Fixed tensors of several types; `echo` is the matrix, with the other sign where that is asked for."""
-
-LENGTHS = Signature(
-    "lengths",
-    (TensorSpec("numbers", "int64", ("length",), padding=7), TensorSpec("mask", "bool", ("length",))),
-    (TensorSpec("class", "int64", ()), TensorSpec("echo", "int64", ("length",))),
-    limits={"length": 64},
-    pads=True,
-)
-"""Items of 3 to 64 numbers; `echo` is them, and -1 where the mask is not set."""
 
 
 class FakeBackend:
@@ -103,24 +76,11 @@ class FakeBackend:
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Obeys the first pixel of each picture, or the first number of each channel as its colour."""
-        if signature.name in ("several", "lengths"):
-            return self.obey_numbers(inputs)
         (batch,) = inputs
         if not signature.normalises:
             batch = batch[:, :, :1, :1].transpose(0, 2, 3, 1).astype(np.uint8)
         is_plain = (batch[:, :1, :1] == batch[:, -1:, -1:]).all(-1, keepdims=True)  # not warm-up's own
         return [self.obey(np.where(is_plain, batch, 0))]
-
-    def obey_numbers(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """Obeys the inputs of SEVERAL or of LENGTHS."""
-        logits = self.obey(inputs[0][:, np.newaxis, np.newaxis, :3])
-        classes = logits.argmax(axis=1)
-        if logits.shape[1] < self.classes:
-            return [classes]
-        if len(inputs) == 2:
-            return [classes, np.where(inputs[1], inputs[0], -1)]
-        signs = np.where(inputs[2], -1, 1).astype(np.float16)
-        return [classes, logits.max(axis=1, keepdims=True), inputs[1] * signs[:, None, None]]
 
     def obey(self, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Obeys the first pixel of each picture."""
@@ -136,8 +96,6 @@ class FakeBackend:
             failure = Failure(red >> 1)
             if failure is Failure.RAISE:
                 raise RuntimeError("commanded to fail, with secret details")
-            if failure is Failure.TOO_FEW_OUTPUTS:
-                return logits[:, :-1]
             if failure is Failure.EXIT:
                 os._exit(7)
             if failure is Failure.FULL and len(batch) > FITS:
@@ -186,23 +144,6 @@ def command_tensor(
     """The tensor, float32 [3, side, side], that commands this."""
     values = np.array(colour(held, failure, class_index), np.float32)
     return np.broadcast_to(values[:, np.newaxis, np.newaxis], (3, side, side)).copy()
-
-
-def command_numbers(
-    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, length: int = 3
-) -> Item:
-    """The item of LENGTHS that commands this."""
-    numbers = np.arange(length)
-    numbers[:3] = colour(held, failure, class_index)
-    return [numbers, np.ones(length, bool)]
-
-
-def command_several(
-    held: bool = False, failure: Failure = Failure.NONE, class_index: int = 0, negative: bool = False
-) -> Item:
-    """The item of SEVERAL that commands this."""
-    matrix = np.full((2, 2), class_index, np.float16)
-    return [np.array(colour(held, failure, class_index)), matrix, np.array(negative)]
 
 
 def colour(held: bool, failure: Failure, class_index: int) -> tuple[int, int, int]:

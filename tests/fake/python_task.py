@@ -30,18 +30,7 @@ class Obedient(PythonTask):
         """A command."""
 
         number: int
-        does: Literal[
-            "",
-            "refuse",
-            "refuse late",
-            "refuse alone",
-            "fail",
-            "fail early",
-            "crash",
-            "hang",
-            "fork",
-            "run",
-        ] = ""
+        does: str = ""
         held: bool = False
         padding: str = ""
         length: int = 0
@@ -92,23 +81,11 @@ class Obedient(PythonTask):
         return {"number": output.number, "text": self.place + "x" * output.length}
 
 
-class Unmeasured(Obedient):
-    """Has no example."""
+class Large(Obedient):
+    """Has no example, and larger batches than any that the service would choose."""
 
     example = None
-    max_batch_size = 3
-
-
-class Large(Unmeasured):
-    """Has larger batches than any that the service would choose."""
-
     max_batch_size = 100
-
-
-class Contradictory(Obedient):
-    """Refuses its example."""
-
-    example = Obedient.Request(number=1, does="refuse")
 
 
 class Numbers(PythonTask):

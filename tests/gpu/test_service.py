@@ -19,14 +19,14 @@ pytestmark = pytest.mark.gpu
 
 
 def test_the_gpu_is_described(gpu_url: str) -> None:
-    described = requests.get(f"{gpu_url}/model", timeout=10).json()
+    described = requests.get(f"{gpu_url}/model", timeout=60).json()
     assert described["device"] == "cuda:0"
     assert described["precision"] == "fp16"
     assert described["max_batch_size"] > 1
-    wait_for(lambda: len(requests.get(f"{gpu_url}/model", timeout=10).json()["gpus"]) == 1)
-    (gpu,) = requests.get(f"{gpu_url}/model", timeout=10).json()["gpus"]
+    wait_for(lambda: len(requests.get(f"{gpu_url}/model", timeout=60).json()["gpus"]) == 1)
+    (gpu,) = requests.get(f"{gpu_url}/model", timeout=60).json()["gpus"]
     assert 0 < gpu["memory_used_bytes"] < gpu["memory_total_bytes"]
-    text = requests.get(f"{gpu_url}/metrics", timeout=10).text
+    text = requests.get(f"{gpu_url}/metrics", timeout=60).text
     assert 'serving_gpu_busy_ratio{gpu="0"}' in text
 
 
@@ -67,8 +67,8 @@ def test_a_small_share_of_the_memory_means_smaller_batches(package: str) -> None
         "SERVING_WEB_PROCESSES": "1",
     }
     with servers.api(package, settings) as url:
-        assert 1 <= requests.get(f"{url}/model", timeout=10).json()["max_batch_size"] < 512
-        answer = requests.post(f"{url}/predict", data=pictures.jpeg(), timeout=30)
+        assert 1 <= requests.get(f"{url}/model", timeout=60).json()["max_batch_size"] < 512
+        answer = requests.post(f"{url}/predict", data=pictures.jpeg(), timeout=60)
         assert answer.status_code == 200
 
 
@@ -77,7 +77,7 @@ def test_both_backends_name_the_same_class(package: str) -> None:
     for device in ("cpu", "cuda"):
         settings = {"SERVING_DEVICE": device, "SERVING_WEB_PROCESSES": "1"}
         with servers.api(package, settings) as url:
-            answer = requests.post(f"{url}/predict", data=pictures.jpeg(), timeout=30).json()
+            answer = requests.post(f"{url}/predict", data=pictures.jpeg(), timeout=60).json()
             labels.append(answer["prediction"])
     assert len(set(labels)) == 1
 
@@ -89,5 +89,5 @@ def test_texts_of_all_lengths_are_answered(package: str, tmp_path: Path) -> None
     texts = [" ".join([word] * (1 + n)) for n in range(30) for word in ("awful", "bread", "wonderful")]
     with servers.api(package, settings) as url:
         answers = requests.post(f"{url}/predict", json={"text": texts}, timeout=60).json()
-        assert requests.get(f"{url}/model", timeout=10).json()["device"] == "cuda:0"
+        assert requests.get(f"{url}/model", timeout=60).json()["device"] == "cuda:0"
     assert [answer["prediction"] for answer in answers] == exports.LABELS * 30

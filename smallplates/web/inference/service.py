@@ -254,7 +254,7 @@ class InferenceService:
         )
 
     def _own_name(self, alias: str) -> str:
-        """Returns the name of the model with this alias for requests; the alias itself if none has it."""
+        """Returns the name of the model with an alias for requests; the alias itself if none has it."""
         known, name = self.known, self.settings.aliases.get(alias, alias)
         if name in known:
             return name

@@ -17,6 +17,7 @@ from smallplates.client import (
     InvalidAnswerError,
     Photo,
     Prediction,
+    UnreachableError,
 )
 from tests.browser.stub_api import Reply, StubApi, error, ok, until
 
@@ -36,6 +37,17 @@ def test_waiting_in_vain(stub: StubApi, client: Client) -> None:
     stub.ready = Reply(500, b"")
     with pytest.raises(InvalidAnswerError):
         client.wait_ready(5)
+
+
+def test_a_restart_is_waited_for(stub: StubApi) -> None:
+    stub.down()
+    with Client(stub.url, backoff_s=0.001, backoff_cap_s=0.01, tries=100_000) as client:
+        patient = client.submit(PHOTO, timeout_s=300)
+        with pytest.raises(UnreachableError):
+            client.ready()
+        stub.up()
+        client.wait_ready()
+        assert patient.result().tries > 1
 
 
 def test_a_closed_client_says_so(stub: StubApi) -> None:

@@ -76,6 +76,13 @@ async def test_several_slots_are_taken_all_or_none() -> None:
         third.acquire(count=2)
 
 
+async def test_slots_are_added_as_far_as_there_are_any() -> None:
+    with clients() as (first, *_), first.acquire() as slots:
+        for wanted, bulk, free in ((3, True, 2), (1, False, 3), (9, False, 0)):
+            slots.resize(wanted, bulk)
+            assert first.memory.free_slots == free
+
+
 @pytest.mark.parametrize(
     ("items", "workers", "expected"),
     [(4, 2, [2, 2]), (3, 2, [2, 1]), (1, 2, [1]), (4, 1, [4]), (3, 0, [3])],

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto
 from typer.testing import CliRunner
 
 from fastapi_onnx import gpu_graph
@@ -23,7 +23,8 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
-from tests.graphs import node, tensors
+from tests import graphs
+from tests.graphs import node, tensors, value
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -36,7 +37,7 @@ def chain(*steps: str, end: str = "y", **attributes: Any) -> list[NodeProto]:
     names = ["x", *(f"{step} of {number}" for number, step in enumerate(steps[:-1])), end]
     firsts = [attributes, *({} for _ in steps[1:])]
     return [
-        helper.make_node(step, [names[number]], [names[number + 1]], **firsts[number])
+        onnx.helper.make_node(step, [names[number]], [names[number + 1]], **firsts[number])
         for number, step in enumerate(steps)
     ]
 
@@ -78,14 +79,12 @@ def graph(
     ir_version: int = 9,
 ) -> ModelProto:
     """From `x` to `outputs`; old files list their weights among the inputs."""
-    inputs = [helper.make_tensor_value_info("x", kind, shape)]
+    inputs = [value("x", kind, shape)]
     if ir_version < 4:
-        inputs += [helper.make_tensor_value_info(w.name, w.data_type, w.dims) for w in weights]
+        inputs += [value(weight.name, weight.data_type, weight.dims) for weight in weights]
     answer = HALF if kind == HALF else FLOAT
-    answers = [helper.make_tensor_value_info(name, answer, [shape[0], None]) for name in outputs]
-    made = helper.make_graph(nodes, "g", inputs, answers, list(weights))
-    opset = helper.make_opsetid("", 13)
-    return helper.make_model(made, ir_version=ir_version, opset_imports=[opset])
+    answers = [value(name, answer, [shape[0], None]) for name in outputs]
+    return graphs.model(nodes, inputs, answers, weights, opset=13, ir_version=ir_version)
 
 
 def exported(model: ModelProto, folder: Path, *options: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ wrong.
 import copy
 import hashlib
 import json
+import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -15,7 +16,6 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
@@ -37,6 +37,8 @@ from smallplates.export.int8_verdict import Verdict, objection_to
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
+from tests import graphs
+from tests.graphs import node, tensors, value
 from tests.unit.models.test_huggingface import images
 
 pytestmark = [
@@ -48,6 +50,10 @@ pytestmark = [
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 SIDE = 16
+POOLED = [
+    node("Conv", "x weights", "convolved", name="convolution"),
+    node("GlobalAveragePool", "convolved", "pooled", name="pooling"),
+]
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -70,33 +76,33 @@ def folder_of_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def colour_graph(tmp_path: Path) -> Path:
-    """An ONNX file that names the channel with the highest mean."""
-    weights = numpy_helper.from_array(np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), "weights")
-    nodes = [
-        helper.make_node("Conv", ["x", "weights"], ["convolved"], "convolution"),
-        helper.make_node("GlobalAveragePool", ["convolved"], ["pooled"], "pooling"),
-        helper.make_node("Flatten", ["pooled"], ["y"], "flattening"),
-    ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, SIDE, SIDE])]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])]
-    graph = helper.make_graph(nodes, "colours", inputs, outputs, [weights])
-    path = tmp_path / "colours.onnx"
-    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
-
-
-@pytest.fixture
-def exported(tmp_path: Path, colour_graph: Path) -> Path:
-    labels, out = tmp_path / "labels.txt", tmp_path / "colours"
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an ONNX file that names the channel with the highest mean, and with its export."""
+    folder = tmp_path_factory.mktemp("made")
+    nodes = [*POOLED, node("Flatten", "pooled", "y", name="flattening")]
+    inputs, outputs = [value("x", axes=["N", 3, SIDE, SIDE])], [value("y", axes=["N", 3])]
+    weights = tensors(weights=np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1))
+    graph, labels = folder / "colours.onnx", folder / "labels.txt"
+    onnx.save(graphs.model(nodes, inputs, outputs, weights, opset=17, ir_version=9), graph)
     labels.write_text("\n".join(COLOURS))
     code, said = run(
-        *("onnx", "--file", colour_graph, "--labels", labels, "--out", out, "--name", "colours"),
-        *("--resize", f"{SIDE}x{SIDE}"),
+        *("onnx", "--file", graph, "--labels", labels, "--out", folder / "colours"),
+        *("--name", "colours", "--resize", f"{SIDE}x{SIDE}"),
     )
     assert code == 0, said
-    return out
+    return folder
+
+
+@pytest.fixture
+def colour_graph(tmp_path: Path, made: Path) -> Path:
+    return Path(shutil.copy(made / "colours.onnx", tmp_path))
+
+
+@pytest.fixture
+def exported(tmp_path: Path, made: Path) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "colours"
 
 
 def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
@@ -181,7 +187,7 @@ def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
     graph = onnx.load(colour_graph)
     wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
-    graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(wrong, "weights"))
+    graph.graph.initializer[0].CopyFrom(*tensors(weights=wrong))
     onnx.save(graph, tmp_path / "wrong.onnx")
     code, said = run(exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx")
     assert code == 0
@@ -409,18 +415,15 @@ def test_onnx_biases_make_up_for_rounded_weights(exported: Path, tmp_path: Path,
         "convolution_bias": np.ones(3, np.float32),  # the last layer's, whatever its name says
     }
     nodes = [
-        helper.make_node("Conv", ["x", "weights"], ["convolved"], "convolution"),
-        helper.make_node("GlobalAveragePool", ["convolved"], ["pooled"], "pooling"),
-        helper.make_node("Flatten", ["pooled"], ["flat"], "flattening"),
-        helper.make_node(
-            "Gemm", ["flat", "head", "convolution_bias"], ["y"], "last", transB=int(flipped)
-        ),
+        *POOLED,
+        node("Flatten", "pooled", "flat", name="flattening"),
+        node("Gemm", "flat head convolution_bias", "y", name="last", transB=int(flipped)),
     ]
     path = exported / "1/model.onnx"
     graph = onnx.load(path)
     del graph.graph.node[:], graph.graph.initializer[:]
     graph.graph.node.extend(nodes)
-    graph.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in constants.items())
+    graph.graph.initializer.extend(tensors(**constants))
     onnx.save(graph, path)
     description = json.loads((exported / "model.json").read_text())
     description["files"] = {"1/model.onnx": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -428,11 +431,11 @@ def test_onnx_biases_make_up_for_rounded_weights(exported: Path, tmp_path: Path,
     model, out = Model.read(exported), tmp_path / "int8.onnx"
     pixels = np.random.default_rng(0).integers(200, 256, (16, SIDE, SIDE, 3), np.uint8)
     quantiser = int8_onnx.Quantiser(model, pixels, out, tmp_path)
-    tensors = normalise(pixels, model.description.pipeline)
+    photos = normalise(pixels, model.description.pipeline)
 
     def logits(file: Path) -> np.ndarray:
         session = ort.InferenceSession(file)
-        return np.concatenate([session.run(None, {"x": tensor[np.newaxis]})[0] for tensor in tensors])
+        return np.concatenate([session.run(None, {"x": photo[np.newaxis]})[0] for photo in photos])
 
     expected = logits(path)
     for exclude in ([], ["last"], ["convolution"], ["convolution", "last"]):

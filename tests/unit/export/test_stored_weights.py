@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from fastapi_onnx import graph_file
 from smallplates.export import stored_weights
 from smallplates.export.stored_weights import StoredWeights
+from tests import graphs
+from tests.graphs import node, tensors, value
 
 MATRIX = np.arange(512, dtype=np.float32).reshape(16, 32) % 16 / 8
 INPUT = np.arange(32, dtype=np.float32).reshape(2, 16)
@@ -18,21 +20,10 @@ INPUT = np.arange(32, dtype=np.float32).reshape(2, 16)
 
 def graph() -> onnx.ModelProto:
     """A product with the matrix, and a small bias."""
-    bias = np.ones((1, 32), np.float32)
-    return helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node("MatMul", ["x", "matrix"], ["product"]),
-                helper.make_node("Add", ["product", "bias"], ["y"]),
-            ],
-            "graph",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 32])],
-            [numpy_helper.from_array(MATRIX, "matrix"), numpy_helper.from_array(bias, "bias")],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
+    nodes = [node("MatMul", "x matrix", "product"), node("Add", "product bias", "y")]
+    inputs, outputs = [value("x", axes=["N", 16])], [value("y", axes=["N", 32])]
+    weights = tensors(matrix=MATRIX, bias=np.ones((1, 32), np.float32))
+    return graphs.model(nodes, inputs, outputs, weights, opset=20)
 
 
 def in_8_bits(transposed: bool) -> onnx.ModelProto:
@@ -41,9 +32,9 @@ def in_8_bits(transposed: bool) -> onnx.ModelProto:
     kind = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
     tensor = numpy_helper.from_array(np.ascontiguousarray(numbers).astype(kind), "stored")
     cast = "cast" if transposed else "matrix"
-    nodes = [helper.make_node("Cast", ["stored"], [cast], to=TensorProto.FLOAT)]
+    nodes = [node("Cast", "stored", cast, to=TensorProto.FLOAT)]
     if transposed:
-        nodes.append(helper.make_node("Transpose", ["cast"], ["matrix"], perm=[1, 0]))
+        nodes.append(node("Transpose", "cast", "matrix", perm=[1, 0]))
     return stored_weights.store_weights(graph(), [StoredWeights("matrix", tensor, nodes)])
 
 

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from google.protobuf import text_format
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
 from smallplates.errors import ConfigurationError
@@ -23,6 +23,7 @@ from smallplates.export.triton.graph import with_known_names
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
 from tests import graphs, servers
+from tests.graphs import node, value
 
 PHOTOS, TENSORS = "food_classifier", "food_classifier_onnx"
 TYPES = {"tensor(float)": model_config_pb2.TYPE_FP32}
@@ -156,17 +157,8 @@ def graph(
 ) -> onnx.ModelProto:
     """Flattens a picture and negates it: 48 classes of 4x4 pixels."""
     source, result = names
-    nodes = [helper.make_node("Flatten", [source], [inner]), helper.make_node("Neg", [inner], [result])]
-    return helper.make_model(
-        helper.make_graph(
-            nodes,
-            "test",
-            [helper.make_tensor_value_info(source, kind, shape)],
-            [helper.make_tensor_value_info(result, kind, ["N", classes])],
-        ),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=10,
-    )
+    nodes = [node("Flatten", source, inner), node("Neg", inner, result)]
+    return graphs.model(nodes, [value(source, kind, shape)], [value(result, kind, ["N", classes])])
 
 
 @pytest.mark.parametrize("names", [("data", "scores"), ("input", "scores"), ("data", "output")])

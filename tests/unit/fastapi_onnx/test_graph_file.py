@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
+from tests.graphs import model, node, tensors, value
 
 WEIGHTS = {
     "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -23,19 +24,11 @@ WEIGHTS = {
 
 def graph() -> onnx.ModelProto:
     nodes = [
-        helper.make_node("MatMul", ["x", "matrix"], ["product"]),
-        helper.make_node("Add", ["product", "offset"], ["sum"]),
-        helper.make_node("Concat", ["sum", "none"], ["y"], axis=0),
+        node("MatMul", "x matrix", "product"),
+        node("Add", "product offset", "sum"),
+        node("Concat", "sum none", "y", axis=0),
     ]
-    return helper.make_model(
-        helper.make_graph(
-            nodes,
-            "graph",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
-            [numpy_helper.from_array(values, name) for name, values in WEIGHTS.items()],
-        )
-    )
+    return model(nodes, [value("x", axes=["N", 3])], [value("y", axes=["N", 4])], tensors(**WEIGHTS))
 
 
 @pytest.fixture
@@ -72,14 +65,14 @@ def test_weights_in_a_file_beside_the_graph(split: Path, tmp_path: Path, linked:
     path = links(split, tmp_path) if linked else split
     read = graph_file.read(path)
     assert read.graph.node == graph().graph.node
-    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in read.graph.initializer}
-    assert list(tensors) == list(WEIGHTS)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in read.graph.initializer}
+    assert list(weights) == list(WEIGHTS)
     for name, values in WEIGHTS.items():
-        np.testing.assert_array_equal(tensors[name], values, strict=True)
+        np.testing.assert_array_equal(weights[name], values, strict=True)
     assert graph_file.data_files(path) == {path.with_name("weights.data")}
     assert [tensor.name for tensor in graph_file.tensors_outside(path)] == list(WEIGHTS)
-    weights = sum(values.nbytes for values in WEIGHTS.values())
-    assert graph_file.size(path) == path.stat().st_size + weights
+    size = sum(values.nbytes for values in WEIGHTS.values())
+    assert graph_file.size(path) == path.stat().st_size + size
 
 
 def test_a_graph_with_its_weights_inside(tmp_path: Path) -> None:

@@ -163,17 +163,9 @@ def test_a_provider_that_does_not_load_is_named(model: Model, monkeypatch: pytes
 
 
 def test_fp16_means_half_precision_except_for_means_whose_sums_overflow() -> None:
-    nodes = [
-        onnx.helper.make_node("Relu", ["x"], ["large"]),
-        onnx.helper.make_node("ReduceMean", ["large"], ["mean"], axes=[2, 3]),
-    ]
-    x, mean = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (("x", [1, 1, 8, 8]), ("mean", [1, 1, 1, 1]))
-    )
-    graph = onnx.helper.make_graph(nodes, "means", [x], [mean])
-    opset = onnx.helper.make_opsetid("", 13)
-    half = gpu_graph.half(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10))
+    nodes = [graphs.node("Relu", "x", "large"), graphs.node("ReduceMean", "large", "mean", axes=[2, 3])]
+    x, mean = graphs.value("x", axes=[1, 1, 8, 8]), graphs.value("mean", axes=[1, 1, 1, 1])
+    half = gpu_graph.half(graphs.model(nodes, [x], [mean], opset=13))
     types = {node.output[0]: node for node in half.graph.node}
     (relu,) = (node for node in half.graph.node if node.op_type == "Relu")
     (reduced,) = (node for node in half.graph.node if node.op_type == "ReduceMean")

@@ -29,7 +29,7 @@ def run(html: str, program: str, folder: Path) -> str:
     assert "k-1" not in code
     command = [sys.executable, "-c", code] if program == "python" else ["bash", "-c", code]
     env = {**os.environ, "API_KEY": "k-1", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

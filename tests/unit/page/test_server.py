@@ -65,7 +65,7 @@ def page(stub: StubApi, module_page: Page) -> Page:
 def ask(
     port: int, body: bytes | str = PHOTO, path: str = "/classify", **headers: str
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, body, {"Content-Type": "image/jpeg"} | headers)
         response = connection.getresponse()
@@ -75,7 +75,7 @@ def ask(
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
 @contextmanager
@@ -199,12 +199,12 @@ def test_the_end_waits_for_what_was_accepted(stub: StubApi) -> None:
             process.send_signal(signal.SIGTERM)
             until(lambda: refused(port), "new connections to be refused")
         assert answers[0][0] == 200
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
 
 
 def refused(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -224,7 +224,7 @@ def test_one_line_and_a_clean_end(host: str, onnx_url: str) -> None:
         said = process.stderr.readline()
         assert f"page on http://{host}:" in said
         port = int(said.rpartition(":")[2])
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=60) as answer:
             assert json.load(answer)["state"] == "ready"
         process.send_signal(signal.SIGINT)
         rest = [line for line in process.stderr if "Task queue depth" not in line]  # on a busy machine

@@ -210,7 +210,7 @@ async def test_a_slow_start_is_not_ended_before_the_service_is(
     parent._shutdown = True
     for _ in range(MAX_UNANSWERED + 1):
         parent._ping()
-    assert slow.popen.wait(20) == -9
+    assert slow.popen.wait(60) == -9
 
 
 def version_of_food11(version: str) -> Model:
@@ -237,7 +237,7 @@ async def test_a_web_process_that_cannot_be_given_its_engine_is_killed(
             messages.send(silent.sock, "ping")
     serving = asyncio.ensure_future(silent.prepare(Engine(0, engines[0]).handle(0)))
     await asyncio.sleep(0)
-    assert silent.popen.wait(20) == -9
+    assert silent.popen.wait(60) == -9
     silent.calls.end(None)
     await serving
 

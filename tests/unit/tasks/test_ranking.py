@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smallplates.errors import (
-    ConfigurationError,
-)
+from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.tasks.base import Candidate
 from tests import exports

@@ -48,7 +48,7 @@ class Accepting(process.InheritedServer):
 async def took_one(server: Accepting, listener: socket.socket) -> None:
     """Opens a connection, and returns when it has been accepted."""
     with socket.create_connection(listener.getsockname()):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             (await server.accepted.get()).close()
 
 
@@ -70,7 +70,7 @@ async def test_one_that_has_more_connections_leaves_the_next_one_to_the_others(
     await took_one(server, listener)
     counts[OTHER] = 3
     with socket.create_connection(listener.getsockname()):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await left.wait()
         assert server.accepted.empty()
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from structlog.testing import capture_logs
 
 from smallplates.engine.memory import KEPT_BYTES, Memory, SlotLayout, State
 from smallplates.errors import ConfigurationError, InvalidTensorError
@@ -140,6 +141,26 @@ def test_an_item_whose_worker_has_died_is_computed_alone_and_first() -> None:
         slots = worker.put(*(text(5) for _ in range(4)))
         worker.memory.attempts[2] = 1
         assert divided(worker.executor, slots) == [[2], [0, 1, 3]]
+
+
+def test_signatures_that_wait_together_are_computed_apart() -> None:
+    with working(TEXT, FIXED) as worker:
+        slots = worker.put(*(text(5) for _ in range(4)))
+        for slot in (1, 2):
+            worker.memory.write_inputs(slot, 1, [np.array(1, np.int32), np.zeros(2, bool)])
+        assert divided(worker.executor, slots) == [[0, 3], [1, 2]]
+
+
+@pytest.mark.parametrize("is_client_error", [True, False])
+def test_the_log_says_whether_a_failure_is_the_clients_fault(is_client_error: bool) -> None:
+    with (
+        working(replace(FIXED, failure_is_client_error=is_client_error)) as worker,
+        capture_logs() as lines,
+    ):
+        assert worker.compute([np.array(-9, np.int32), np.zeros(2, bool)], signature=0) == [State.FAILED]
+    (line,) = lines
+    assert line["log_level"] == ("info" if is_client_error else "error")
+    assert line.get("reason") == ("poison" if is_client_error else None)
 
 
 def test_items_are_padded_to_the_largest_and_outputs_cut_back() -> None:

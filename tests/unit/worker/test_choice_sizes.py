@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,7 +252,13 @@ def test_a_candidate_that_ends_its_process_is_named_and_the_others_are_tried(
 
 
 def test_a_candidate_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "MAX_PROCESS_S", 4)
+    limits, in_a_fork = iter([180, 0.5, 180]), choice.in_a_fork  # in seconds; the second one hangs
+
+    def limited(compute: Callable[[], Any]) -> tuple[Any, str]:
+        monkeypatch.setattr(choice, "MAX_PROCESS_S", next(limits))
+        return in_a_fork(compute)
+
+    monkeypatch.setattr(choice, "in_a_fork", limited)
     endless = Candidate("endless", "fp32", max_difference=0.001)
 
     def hang(_: Array, logits: Array) -> Array:

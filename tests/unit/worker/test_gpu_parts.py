@@ -5,7 +5,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
 from smallplates.worker.executor import BatchExecutor, gather
 from smallplates.worker.queue import WorkQueue
+from tests.servers import wait_for
 
 LAYOUT = SlotLayout(
     slots=4, web_processes=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3)
@@ -184,12 +184,6 @@ class Nvml:
         return SimpleNamespace(used=5 << 30, total=16 << 30)
 
 
-def wait_for(memory: Memory, known: int) -> None:
-    """Until the poller has written that."""
-    while memory.gpu_known[0] != known:
-        time.sleep(0.001)
-
-
 def close(monitor: gpu_monitor.GpuMonitor) -> None:
     """Closes it, and waits for its thread."""
     monitor.close()
@@ -207,7 +201,7 @@ def test_the_figures_of_a_gpu_reach_metrics(memory: Memory, monkeypatch: pytest.
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 3, UUID)
     monitor.watch(1, 3, UUID)  # a second worker on the same one
-    wait_for(memory, 1)
+    wait_for(lambda: memory.gpu_known[0] == 1)
     assert gpu_monitor.figures(memory) == [gpu_monitor.GpuFigures(3, 75, 5 << 30, 16 << 30)]
     rows = [line.split() for line in metrics.text().decode().splitlines()]
     values = {row[0]: float(row[1]) for row in rows if "{gpu=" in row[0]}
@@ -227,7 +221,7 @@ def test_a_lost_gpu_has_no_figures(memory: Memory, monkeypatch: pytest.MonkeyPat
     monitor = gpu_monitor.GpuMonitor(memory)
     monitor.watch(0, 0, UUID)
     assert nvml.lost.wait(60)
-    wait_for(memory, 0)
+    wait_for(lambda: memory.gpu_known[0] == 0)
     assert memory.gpu_memory_total[0] == 16 << 30  # it had some before
     assert gpu_monitor.figures(memory) == []
     close(monitor)
@@ -250,7 +244,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(
     assert asked.wait(60)
     closing = threading.Thread(target=monitor.close)
     closing.start()
-    closing.join(20)
+    closing.join(60)
     is_closed = not closing.is_alive()
     answers.set()
     close(monitor)

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
@@ -23,7 +23,9 @@ from smallplates.models.description import ImagePipeline
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
+from tests import graphs
 from tests.conftest import BACKENDS, NO_GPU
+from tests.graphs import node, tensors, value
 
 PIPELINE = ImagePipeline(resize=(8, 8), mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
 
@@ -66,10 +68,9 @@ def test_a_file_that_is_no_model(backend: Backend, tmp_path: Path) -> None:
 
 def graph(inputs: int = 1, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
     """An identity on `x0`, with this many inputs of this type."""
-    values = [helper.make_tensor_value_info(f"x{i}", kind, ["N", 3, 8, 8]) for i in range(inputs)]
-    output = helper.make_tensor_value_info("y", kind, ["N", 3, 8, 8])
-    node = helper.make_node("Identity", ["x0"], ["y"])
-    return helper.make_model(helper.make_graph([node], "g", values, [output]), ir_version=9)
+    axes = ("N", 3, 8, 8)
+    values = [value(f"x{number}", kind, axes) for number in range(inputs)]
+    return graphs.model([node("Identity", "x0", "y")], values, [value("y", kind, axes)])
 
 
 def test_normalisation_moves_into_the_graph() -> None:
@@ -83,14 +84,10 @@ def test_a_graph_of_another_shape_is_refused(wrong: onnx.ModelProto) -> None:
 
 
 def test_weights_among_the_inputs_and_a_fixed_batch_size_are_no_obstacle() -> None:
-    weights = numpy_helper.from_array(np.ones((1, 3, 8, 8), np.float32), "w")
-    inputs = [("x", [1, 3, 8, 8]), ("w", [1, 3, 8, 8])]
-    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs]
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 8, 8])
-    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
-    made = helper.make_graph(nodes, "g", values, [output], [weights])
-    opset = helper.make_opsetid("", 13)
-    old = with_two_inputs(helper.make_model(made, ir_version=3, opset_imports=[opset]), PIPELINE)
+    x, w, y = (value(name, axes=[1, 3, 8, 8]) for name in "xwy")
+    weights = tensors(w=np.ones((1, 3, 8, 8), np.float32))
+    made = graphs.model([node("Add", "x w", "y")], [x, w], [y], weights, opset=13, ir_version=3)
+    old = with_two_inputs(made, PIPELINE)
     session = ort.InferenceSession(old.SerializeToString(), providers=["CPUExecutionProvider"])
     photos = np.zeros((2, 3, 8, 8), np.float32)
     arrays = {PIXELS: np.empty((0, 8, 8, 3), np.uint8), TENSOR: photos}

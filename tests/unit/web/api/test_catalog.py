@@ -25,7 +25,7 @@ def test_a_thread_that_is_late_does_not_bring_back_a_model(
     def entries_of(model: Mock) -> list[CatalogEntry]:
         if model is old:
             begun.set()
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
         return [CatalogEntry("model", "1", False, 0, (), (), model)]
 
     class Watched(ModelCatalog):
@@ -46,7 +46,7 @@ def test_a_thread_that_is_late_does_not_bring_back_a_model(
     watched = Watched(service)
     thread = threading.Thread(target=lambda: watched.entries)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     service.models = {"model": new}
     watched.left = place
     assert watched.entries["model"].model is new

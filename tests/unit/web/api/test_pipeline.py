@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_while_its_body_is_decoded(model: MagicMock) 
 
     def decode(_: bytes) -> Call:
         begun.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         return Call()
 
     threads.start()

@@ -12,33 +12,32 @@ from smallplates.web.api.pipeline import Claim, Target
 from smallplates.web.dialects import openai, rerank, tei
 from smallplates.web.http.request_context import RequestContext
 
-FULL = errors.OverloadedError("the queue is full")
+FULL, NO_KEY = errors.OverloadedError("the queue is full"), errors.UnauthorizedError("no key")
 
 
 @pytest.mark.parametrize(
-    ("dialect", "path", "status", "content"),
+    ("dialect", "path", "error", "status", "content"),
     [
-        (tei, "/embed", 429, {"error": FULL.detail, "error_type": "Overloaded"}),
-        (rerank, "/v2/rerank", 503, {"id": "an id", "message": FULL.detail}),
+        (tei, "/embed", FULL, 429, {"error": FULL.detail, "error_type": "Overloaded"}),
+        (rerank, "/v2/rerank", FULL, 503, {"id": "an id", "message": FULL.detail}),
+        (openai, "/v1/embeddings", FULL, 503, {"type": "server_error", "code": "overloaded"}),
         (
             openai,
-            "/v1/embeddings",
-            503,
-            {
-                "error": {
-                    "message": FULL.detail,
-                    "type": "server_error",
-                    "param": None,
-                    "code": "overloaded",
-                }
-            },
+            "/v1/models",
+            NO_KEY,
+            401,
+            {"type": "invalid_request_error", "code": "invalid_api_key"},
         ),
     ],
 )
-def test_a_full_service(dialect: Any, path: str, status: int, content: dict[str, Any]) -> None:
-    response = dialect.DIALECT.error(FULL, RequestContext("an id", path=path))
-    assert (response.status_code, json.loads(bytes(response.body))) == (status, content)
-    assert response.headers["Retry-After"] == "1"
+def test_errors_of_a_full_or_locked_service(
+    dialect: Any, path: str, error: errors.ServingError, status: int, content: dict[str, Any]
+) -> None:
+    response = dialect.DIALECT.error(error, RequestContext("an id", path=path))
+    expected = {"error": {"message": error.detail, "param": None, **content}}
+    body = json.loads(bytes(response.body))
+    assert (response.status_code, body) == (status, expected if dialect is openai else content)
+    assert response.headers.get("Retry-After") == ("1" if error is FULL else None)
 
 
 @pytest.mark.parametrize(

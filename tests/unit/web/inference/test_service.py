@@ -37,7 +37,7 @@ async def test_the_event_loop_runs_while_an_engine_is_prepared(
     loop_has_run = threading.Event()
 
     def build(*_: object) -> Mock:
-        assert loop_has_run.wait(20)  # as a tokeniser takes long to read
+        assert loop_has_run.wait(60)  # as a tokeniser takes long to read
         return Mock()
 
     monkeypatch.setattr(inference_service, "ServedModel", build)

@@ -44,7 +44,7 @@ async def turns(count: int) -> None:
 
 async def settled(condition: Any) -> None:
     """Lets other tasks run until the condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 nobody sets an event
             await asyncio.sleep(0)
 
@@ -196,7 +196,7 @@ async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_ro
     serving.append(asyncio.ensure_future(streams.serve(clients[4], same)))
     clients[0].sent.put_nowait(b"message")  # is read after the first stream was told to end
     with pytest.raises(SlowBodyError, match="another stream needs its place"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await serving[0]
     for client in clients[1:]:
         client.sent.put_nowait(None)
