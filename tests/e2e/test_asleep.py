@@ -153,7 +153,7 @@ def computing(workers: list[psutil.Process]) -> psutil.Process:
 def test_a_worker_that_stands_by_sleeps_wakes_and_dies_like_the_one_that_computes(
     fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, stands_by: bool
 ) -> None:
-    own = IDLE | {"SERVING_INSTANCES": "auto", "FAKE_MS": "40", "FAKE_SCALES": "1"}
+    own = IDLE | {"SERVING_INSTANCES": "auto", "FAKE_MS": "120", "FAKE_SCALES": "1"}
     gate = tmp_path / "gate"
     with fake_service(fake_settings | own) as (url, server):
         for restarts in (1, 3):

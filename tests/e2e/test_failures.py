@@ -43,7 +43,8 @@ def test_a_worker_that_dies_or_hangs_under_load_costs_no_request(
 ) -> None:
     settings = {**fake_settings, "FAKE_MS": "5"}
     if stands_by:
-        settings |= {"SERVING_INSTANCES": "auto", "FAKE_MS": "40", "FAKE_SCALES": "1"}
+        # long, so that a busy machine does not change which layout is faster
+        settings |= {"SERVING_INSTANCES": "auto", "FAKE_MS": "120", "FAKE_SCALES": "1"}
     with fake_service(settings, worker_timeout_ms="1000") as (url, server):
         model = model_of(url)
         assert (model["instances"], model["workers"], model["threads"]) == (

@@ -16,7 +16,7 @@ from tests.servers import metric, wait_for
 
 pytestmark = pytest.mark.slow
 
-STANDS_BY = {"SERVING_INSTANCES": "auto", "FAKE_MS": "40", "FAKE_SCALES": "1"}
+STANDS_BY = {"SERVING_INSTANCES": "auto", "FAKE_MS": "120", "FAKE_SCALES": "1"}
 """Settings with which one worker computes with all threads, and the other one stands by."""
 
 
