@@ -30,7 +30,18 @@ class Obedient(PythonTask):
         """A command."""
 
         number: int
-        does: str = ""
+        does: Literal[
+            "",
+            "refuse",
+            "refuse late",
+            "refuse alone",
+            "fail",
+            "fail early",
+            "crash",
+            "hang",
+            "fork",
+            "run",
+        ] = ""
         held: bool = False
         padding: str = ""
         length: int = 0
