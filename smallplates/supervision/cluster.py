@@ -41,6 +41,7 @@ RESTART_S = 0.5
 SIGNAL_S = 0.01  # enough time for the event loop to handle a signal
 PING_S = 5.0
 METRICS, METRICS_BYTES = "serving-metrics-", 16 << 20
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 mkdtemp makes it safe
 OPEN_FILES = 65536  # for hundreds of engines; each takes two for every web process, two for a worker
 
 
@@ -268,8 +269,9 @@ def metrics_parent() -> Path | None:
     Web processes write through mappings, and the kernel kills them if there is no room. Returns None if
     neither folder is writable and has room.
     """
-    with contextlib.suppress(OSError):
-        for folder in map(Path, ("/dev/shm", tempfile.gettempdir())):  # noqa: S108 mkdtemp makes it safe
+    for name in (SHARED_MEMORY, ""):
+        with contextlib.suppress(OSError):  # there is no such folder
+            folder = Path(name or tempfile.gettempdir())
             room = os.statvfs(folder)
             if os.access(folder, os.W_OK) and room.f_bavail * room.f_frsize >= METRICS_BYTES:
                 return folder

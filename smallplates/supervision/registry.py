@@ -215,6 +215,8 @@ class Registry:
         self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for engine in self.engines:
+            engine.supervisor.stop()
+        for engine in self.engines:
             await asyncio.to_thread(engine.supervisor.close)
         if self.engines:
             logger().info("ended")

@@ -180,10 +180,14 @@ class Supervisor:
                 send(self._work_fds[memory.bulk[slot]], record(slot, memory.generation[slot]))
         memory.in_flight[web_process] = 0
 
-    def close(self) -> None:
-        """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
+    def stop(self) -> None:
+        """Begins to stop the workers, so that those of several engines end together; see `close`."""
         self._stop.set()
         self._wake()
+
+    def close(self) -> None:
+        """Stops the workers, letting them finish a batch within the hang limit, and frees the engine."""
+        self.stop()
         self._thread.join()
         self._resources.close()
 

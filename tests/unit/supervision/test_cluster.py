@@ -187,7 +187,10 @@ def test_metrics_are_where_there_is_room(tmp_path: Path, monkeypatch: pytest.Mon
     rooms[str(tmp_path)] -= 1
     assert cluster.metrics_parent() is None
     rooms["/dev/shm"] = cluster.METRICS_BYTES  # noqa: S108
+    monkeypatch.setattr("tempfile.gettempdir", Mock(side_effect=FileNotFoundError))
     assert cluster.metrics_parent() == Path("/dev/shm")  # noqa: S108
+    monkeypatch.setattr(os, "statvfs", Mock(side_effect=FileNotFoundError))
+    assert cluster.metrics_parent() is None
 
 
 @pytest.mark.parametrize("port", ["tcp_port", "grpc_port"])

@@ -210,3 +210,16 @@ async def test_a_version_that_is_loaded_while_models_start_stays(started: list[M
     assert len(started) == 3
     await registry.close()
     assert all(supervisor.close.called for supervisor in started)
+
+
+async def test_all_engines_begin_to_end_before_the_first_is_waited_for(started: list[Mock]) -> None:
+    registry = registry_of("a", "b")
+    await registry.add(Web())
+    await registry.start()
+    await registry.start_others()
+    told: list[str] = []
+    for supervisor in started:
+        supervisor.stop.side_effect = lambda: told.append("stop")
+        supervisor.close.side_effect = lambda: told.append("close")
+    await registry.close()
+    assert told == ["stop", "stop", "close", "close"]
