@@ -57,7 +57,7 @@ class Config(File):
     """Number of positions in GPT-2 and its relatives; T5 has the field, but no positions."""
 
     pretrained_cfg: Any = None
-    """What timm writes of its networks."""
+    """What timm writes about its networks."""
 
     sentence_transformers: dict[str, Any] | None = None
     sbert_ce_default_activation_function: str | None = None

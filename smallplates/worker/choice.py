@@ -107,7 +107,7 @@ def int8_candidate(
     most = MAX_INT8_DIFFERENCE
     if not model.has(file):
         refusal = f"the model has no {file}"
-    elif model.is_of_other_weights(file):
+    elif settings.precision in ("auto", "int8") and model.is_of_other_weights(file):
         refusal = f"{file} was made from other weights: run `smallplates quantize` again"
     elif settings.precision == "auto":
         verdict = model.verdict(file)
