@@ -4,6 +4,9 @@ Servers start processes that start processes; some daemonise, some leave their c
 kernel makes this process the parent of such orphans (`PR_SET_CHILD_SUBREAPER`), so that it finds them.
 SIGTERM is passed on to the program. When the program has ended, its remaining descendants get SIGTERM
 and then SIGKILL. The end of the parent process (`benchmarks.running`) counts as SIGTERM.
+
+The signal's handler only notes it: an exception raised from a handler can come before the program is
+known, or while its end is handled, and would leave the descendants running.
 """
 
 import ctypes
@@ -11,32 +14,21 @@ import os
 import signal
 import subprocess
 import sys
-from types import FrameType
+import time
 
 import psutil
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PROGRAM_S = 20
 REST_S = 5
-
-
-class Stop(Exception):  # noqa: N818 not an error
-    """Raised in the main thread by SIGTERM."""
-
-
-def on_signal(_number: int, _frame: FrameType | None) -> None:
-    """Raises Stop for the first signal; ignores all further ones."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stop
+POLL_S = 0.05
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of orphans below it; its own parent's end sends it SIGTERM."""
+    """Makes this process the parent of orphans below it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
-        if libc.prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def end(program: subprocess.Popen[bytes]) -> None:
@@ -61,18 +53,15 @@ def end(program: subprocess.Popen[bytes]) -> None:
 def main(command: list[str]) -> int:
     """Returns the program's exit code; 0 when it was asked to stop."""
     parent = os.getppid()
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
     adopt_orphans()
-    signal.signal(signal.SIGTERM, on_signal)
     program = subprocess.Popen(command)  # noqa: S603 what the benchmark runs
-    try:
-        if os.getppid() != parent:  # it ended before it could be watched
-            return 0
-        return program.wait()
-    except Stop:
-        return 0
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end(program)
+    while program.poll() is None and not signals and os.getppid() == parent:
+        time.sleep(POLL_S)
+    code = program.returncode
+    end(program)
+    return code or 0
 
 
 if __name__ == "__main__":
