@@ -45,9 +45,15 @@ LENGTHS = ("If", "Loop", "Range", "TensorIterator")
 ARITHMETIC = ("Abs", "Add", "Divide", "FloorMod", "Mod", "Multiply", "Negative", "Power", "Subtract")
 """Operations that OpenVINO rounds and saturates in 8 bits; ONNX Runtime truncates and wraps."""
 
-MOST_INTEGER = 2**15
-"""Integers from here on, also negative ones, are left to ONNX Runtime: OpenVINO computes 64 bits in 32,
-and quotients in float32. Sums and products of smaller ones fit.
+BOUNDED = ("Clamp", "FakeQuantize")
+"""Operations whose numbers may become integers; others may be larger than OpenVINO's integers."""
+
+IN_FLOAT32 = ("MatMul", "Power", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum")
+"""Operations that OpenVINO computes in float32 also for integers."""
+
+INTEGER_BITS, MAX_BITS = 15, 31
+"""Integers of more bits, also negative ones, are left to ONNX Runtime: OpenVINO computes 64 bits in 32,
+and quotients in float32. Sums of smaller ones fit, and a product of two.
 """
 
 
@@ -101,7 +107,7 @@ class OpenVinoSession:
         """
         for name, array in inputs.items():
             if array.size and array.dtype.kind in "fiu" and name not in self._limits:
-                most = math.inf if array.dtype.kind == "f" else MOST_INTEGER
+                most = math.inf if array.dtype.kind == "f" else 2**INTEGER_BITS
                 if not -most < array.min() <= array.max() < most:
                     return False
         return True
@@ -143,39 +149,67 @@ def index_limits(model: Any) -> dict[str, int]:
     """Returns the rows of the smallest table of weights that each input of an OpenVINO model indexes.
 
     Raises ValueError if clients' integers are indices, or lengths, that can't be checked before a call:
-    OpenVINO would answer zeros, read memory behind a tensor, or crash. It also does for arithmetic in
-    8 bits.
+    OpenVINO would answer zeros, read memory behind a tensor, or crash. It also does for what OpenVINO
+    computes otherwise: arithmetic in 8 bits, larger products than 32 bits hold, sums of integers, and
+    integers made of numbers that are not.
     """
     limits: dict[str, int] = {}
-    seen: set[tuple[str, int, bool]] = set()
-
-    def follow(name: str, output: Any, is_same: bool = True) -> None:
-        """Follows an input's integers; `is_same` says whether they are still the client's."""
-        is_integer = output.get_element_type().is_integral_number()
-        for target in output.get_target_inputs():
-            node, place = target.get_node(), target.get_index()
-            kind = node.get_type_name()
-            rows = table_rows(node) if (kind, place, is_same) == ("Gather", 1, True) else 0
-            if rows:
-                limits[name] = min(limits.get(name, rows), rows)
-            elif is_integer and output.get_element_type().size == 1 and kind in ARITHMETIC:
-                raise ValueError(f"OpenVINO saturates {kind} in 8 bits, which depends on {name}")
-            elif is_integer and (kind in LENGTHS or (place and kind not in ELEMENTWISE)):
-                raise ValueError(
-                    f"OpenVINO does not check what {kind} is given, which depends on {name}"
-                )
-            elif kind in ON_THE_WAY or (is_integer and kind not in HARMLESS):
-                is_kept = is_same and kind in ON_THE_WAY
-                for made in node.outputs():
-                    key = (node.get_friendly_name(), made.get_index(), is_kept)
-                    if (is_kept or made.get_element_type().is_integral_number()) and key not in seen:
-                        seen.add(key)
-                        follow(name, made, is_kept)
-
     for parameter in model.get_parameters():
-        seen.clear()
-        follow(parameter.output(0).get_any_name(), parameter.output(0))
+        name = parameter.output(0).get_any_name()
+        todo, seen = [(parameter.output(0), INTEGER_BITS, True)], set()
+        while todo:
+            output, bits, is_same = todo.pop()  # `is_same`: these are still the client's numbers
+            taken = output.get_element_type()
+            for target in output.get_target_inputs():
+                node, place = target.get_node(), target.get_index()
+                kind, wider = node.get_type_name(), bits
+                rows = table_rows(node) if (kind, place, is_same) == ("Gather", 1, True) else 0
+                is_integer = taken.is_integral_number() and not rows
+                if rows:
+                    limits[name] = min(limits.get(name, rows), rows)
+                elif is_integer and kind == "Multiply":
+                    wider += factor_bits(node, place)
+                if not rows and (reason := objection(node, place, taken, wider)):
+                    raise ValueError(f"OpenVINO {reason}, which depends on {name}")
+                is_kept = is_same and kind in ON_THE_WAY
+                for made in node.outputs() if kind not in HARMLESS else ():
+                    is_real = made.get_element_type().is_real()
+                    is_wide = is_integer and made.get_element_type().is_integral_number()
+                    following = (made, is_wide * wider, is_kept)
+                    key = (node.get_friendly_name(), made.get_index(), *following[1:])
+                    if (is_real or is_wide) and key not in seen:  # others are positions or truth values
+                        seen.add(key)
+                        todo.append(following)
     return limits
+
+
+def objection(node: Any, place: int, taken: Any, bits: int) -> str:
+    """Returns what OpenVINO does wrong with clients' numbers; empty if it computes what ONNX means.
+
+    A node takes them, of the type `taken`, in this place; integers then have up to so many bits.
+    """
+    kind = node.get_type_name()
+    if taken.is_real():
+        makes_integers = kind == "Convert" and node.get_output_element_type(0).is_integral_number()
+        is_cut = makes_integers and node.input_value(0).get_node().get_type_name() not in BOUNDED
+        return f"cuts large numbers in {kind}" if is_cut or kind == "Mod" else ""
+    if not taken.is_integral_number():
+        return ""
+    if taken.size == 1 and kind in ARITHMETIC:
+        return f"saturates {kind} in 8 bits"
+    if bits > MAX_BITS or kind in IN_FLOAT32:
+        return f"does not compute {kind} in 64 bits"
+    if kind in LENGTHS or (place and kind not in ELEMENTWISE):
+        return f"does not check what {kind} is given"
+    return ""
+
+
+def factor_bits(multiply: Any, place: int) -> int:
+    """Returns the bits of what clients' integers are multiplied by; other integers count as clients'."""
+    factor = multiply.input_value(1 - place).get_node()
+    if factor.get_type_name() != "Constant":
+        return INTEGER_BITS
+    return int(abs(factor.get_data().astype(float)).max(initial=0)).bit_length()
 
 
 def table_rows(gather: Any) -> int:
