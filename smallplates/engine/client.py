@@ -17,9 +17,9 @@ from smallplates.engine.statistics import Statistics
 from smallplates.errors import (
     DeadlineExceededError,
     InternalError,
-    InvalidTensorError,
     OverloadedError,
     PayloadTooLargeError,
+    RejectedError,
     UnavailableError,
     WorkerCrashedError,
     WorkerTimeoutError,
@@ -44,10 +44,8 @@ class ItemResult:
 
 def error_for(state: int, failure_is_client_error: bool, hang_limit_s: float) -> Exception:
     """Returns the error that `submit` raises for a slot in this `State`."""
-    if failure_is_client_error and state == State.FAILED:
-        return InvalidTensorError(
-            "the model cannot compute this input, or its outputs exceed the limits"
-        )
+    if failure_is_client_error and state == State.REFUSED:
+        return RejectedError("the model cannot compute this input, or its outputs exceed the limits")
     errors: dict[int, Exception] = {
         State.EXPIRED: DeadlineExceededError("the deadline passed while the request waited"),
         State.CRASHED: WorkerCrashedError("the inference worker crashed twice on this request"),
@@ -146,7 +144,7 @@ class Slots:
     async def results(self) -> list[ItemResult]:
         """Waits for all items and returns their results in order.
 
-        Raises DeadlineExceededError, InvalidTensorError, InternalError, WorkerCrashedError,
+        Raises DeadlineExceededError, RejectedError, InternalError, WorkerCrashedError,
         WorkerTimeoutError or UnavailableError.
         """
         while self._in_use or self._error:

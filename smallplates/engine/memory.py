@@ -45,9 +45,10 @@ class State(IntEnum):
     DONE = 3
     SKIPPED = 4  # cancelled before its turn: never computed
     EXPIRED = 5  # past its deadline before its turn: never computed
-    FAILED = 6  # the backend raised, or its outputs are not finite
+    FAILED = 6  # the outputs are not finite, or the device's memory is full
     CRASHED = 7  # two workers died while they computed it
     TIMED_OUT = 8  # the same, but the second worker was killed as hung
+    REFUSED = 9  # the backend raised for this item alone
 
 
 @dataclass(frozen=True)

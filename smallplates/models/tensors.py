@@ -90,7 +90,8 @@ class Signature:
     """Whether outputs that are not finite count as a failure of the server."""
 
     failure_is_client_error: bool = False
-    """Whether an item that fails alone is the client's fault, as for a client's tensors in any graph."""
+    """Whether an item that fails alone is the client's fault, as for a client's tensors in any graph,
+    or for a text of a length that the graph refuses."""
 
     @cached_property
     def input_axes(self) -> tuple[str, ...]:

@@ -147,6 +147,7 @@ class TextTask(Task):
             batch_size=network.batch_size,
             batch_note=network.batch_note,
             checks_finite=True,
+            failure_is_client_error=True,
         )
         return tokens, replace(network, inputs=inputs, pads=False)
 

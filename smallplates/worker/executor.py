@@ -155,14 +155,14 @@ class BatchExecutor:
     def finish(self, batch: InFlightBatch) -> None:
         """Waits for the outputs, writes them into the slots and reports the slots.
 
-        A failed batch is computed again in smaller parts; an item that fails alone becomes FAILED.
+        A failed batch is computed again in smaller parts; an item that fails alone becomes REFUSED, or
+        FAILED if the device's memory is full.
         """
         slots = batch.slots
         outputs, parts = self._result(batch)
         if outputs is not None:
             self._write(slots, outputs)
         elif not parts:
-            self._memory.state[slots[0]] = State.FAILED
             self.report(slots)
         for part in parts:
             for slot in part:
@@ -173,11 +173,12 @@ class BatchExecutor:
     def _result(self, batch: InFlightBatch) -> tuple[Sequence[Array] | None, list[list[int]]]:
         """Waits for the outputs, each [slots, ...], and frees the batch's buffer.
 
-        For a failed batch, returns None and the parts in which to compute it again. By then nothing
-        refers to the exception's frames any more, so the tensors in them are freed.
+        For a failed batch, returns None and the parts in which to compute it again; a failed item gets
+        its state. By then nothing refers to the exception's frames any more, so their tensors are freed.
         """
         slots = batch.slots
         parts: list[list[int]] = []
+        state = State.REFUSED
         try:
             return batch.outputs(), parts
         except DeviceLostError as error:
@@ -185,6 +186,7 @@ class BatchExecutor:
             os._exit(DEVICE_LOST)  # skips CUDA's own cleanup, which may hang
         except OutOfDeviceMemoryError as error:
             parts = self._halve(slots, str(error))
+            state = State.FAILED
             # the batch's future holds the error, whose traceback would keep the tensors alive
             error.__traceback__ = error.__cause__ = error.__context__ = None
         except Exception as error:
@@ -199,6 +201,8 @@ class BatchExecutor:
                 logger().exception("inference failed")
         finally:
             self._free_buffers.append(batch.buffer)
+        if not parts:
+            self._memory.state[slots[0]] = state
         return None, parts
 
     def _signature_slots(self, slots: list[int]) -> SignatureSlots:

@@ -309,8 +309,9 @@ def cure_for_sizes(signature: Signature, sizes: Mapping[str, int]) -> str:
     if not sizes:
         return ""
     tried = " and ".join(f"{axis} = {size}" for axis, size in sizes.items())
-    is_text = not signature.failure_is_client_error
-    limits = "" if is_text else ", or set limits in model.json to the sizes that it computes"
+    limits = (
+        "" if signature.checks_finite else ", or set limits in model.json to the sizes that it computes"
+    )
     return f"; it had {tried}: if the graph computes other sizes only, export it with open axes{limits}"
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from smallplates.engine import client as engine_client
-from smallplates.engine.client import EngineClient, ItemResult, Slots
+from smallplates.engine.client import EngineClient, ItemResult, Slots, error_for
 from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, State, slot_of
-from smallplates.errors import InternalError, OverloadedError
+from smallplates.errors import InternalError, OverloadedError, RejectedError
 from smallplates.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
@@ -136,6 +136,20 @@ async def test_slots_are_used_again_and_results_have_the_order_of_the_items() ->
             results = await finish(first, slots)
         assert [result.outputs[0].tolist() for result in results] == [[n, n] for n in range(6)]
         assert first.memory.free_slots == 4
+
+
+@pytest.mark.parametrize(
+    ("state", "is_client_error", "kind"),
+    [
+        (State.REFUSED, True, RejectedError),
+        (State.REFUSED, False, InternalError),
+        (State.FAILED, True, InternalError),
+    ],
+)
+async def test_only_what_the_model_refuses_may_be_the_clients_error(
+    state: State, is_client_error: bool, kind: type[Exception]
+) -> None:
+    assert type(error_for(state, is_client_error, hang_limit_s=3)) is kind
 
 
 async def test_nothing_is_queued_after_an_item_has_failed() -> None:

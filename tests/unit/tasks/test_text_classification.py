@@ -192,6 +192,11 @@ def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None
         assert "texts of the same length" in signature.batch_note
 
 
+def test_a_text_that_the_graph_refuses_is_the_clients_error(tmp_path: Path) -> None:
+    """Graphs that were traced may refuse some lengths, such as short ones."""
+    assert all(signature.failure_is_client_error for signature in planned(saved(tmp_path)))
+
+
 @pytest.mark.parametrize(("positions", "tokens"), [(62, 62), (5, 5), (70, 64)])
 def test_the_longest_text_is_one_that_the_graph_computes(
     tmp_path: Path, positions: int, tokens: int

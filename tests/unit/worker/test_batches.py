@@ -157,7 +157,9 @@ def test_the_log_says_whether_a_failure_is_the_clients_fault(is_client_error: bo
         working(replace(FIXED, failure_is_client_error=is_client_error)) as worker,
         capture_logs() as lines,
     ):
-        assert worker.compute([np.array(-9, np.int32), np.zeros(2, bool)], signature=0) == [State.FAILED]
+        assert worker.compute([np.array(-9, np.int32), np.zeros(2, bool)], signature=0) == [
+            State.REFUSED
+        ]
     (line,) = lines
     assert line["log_level"] == ("info" if is_client_error else "error")
     assert line.get("reason") == ("poison" if is_client_error else None)
@@ -180,7 +182,7 @@ def test_items_are_padded_to_the_largest_and_outputs_cut_back() -> None:
 
 def test_what_the_data_make_too_large_fails_alone() -> None:
     with working(replace(TEXT, limits={**TEXT.limits, "k": 3})) as worker:
-        assert worker.compute(text(3, first=4), text(3)) == [State.FAILED, State.DONE]
+        assert worker.compute(text(3, first=4), text(3)) == [State.REFUSED, State.DONE]
         assert worker.memory.read_outputs(1)[2].tolist() == [3, 3]
         assert worker.compute(text(1)) == [State.DONE]
         assert worker.memory.read_outputs(0)[2].size == 0
@@ -252,7 +254,7 @@ def test_a_fixed_batch_size_is_filled_up_with_the_batchs_own_items(gpu: bool) ->
 
     with working(FIXED, gpu=gpu) as worker:
         states = worker.compute(*(item(number) for number in (1, 2, -9, 4, 5, 6)))
-        assert states == [State.DONE, State.DONE, State.FAILED, State.DONE, State.DONE, State.DONE]
+        assert states == [State.DONE, State.DONE, State.REFUSED, State.DONE, State.DONE, State.DONE]
         assert {len(array) for batch in worker.backend.batches for array in batch} == {4}
         assert [worker.memory.read_outputs(slot)[0].tolist() for slot in (0, 5)] == [2, 7]
         assert worker.memory.batch_size[5] == 2  # what was asked for

@@ -202,7 +202,7 @@ def test_the_refusal_of_a_graph_traced_at_one_size_says_what_to_do(is_graph: boo
 
     varying = TensorSpec("x", "float32", ("time",))
     traced = Signature(
-        "traced", (varying,), (varying,), limits={"time": 512}, failure_is_client_error=is_graph
+        "traced", (varying,), (varying,), limits={"time": 512}, checks_finite=not is_graph
     )
     with pytest.raises(ConfigurationError, match=rf"an input: .*; it had time = 16: if .*{words}"):
         warmup.try_out(Traced(), [traced])  # type: ignore[arg-type]
