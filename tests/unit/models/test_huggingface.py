@@ -146,6 +146,23 @@ def test_pixels_are_those_of_the_image_processor(
     assert np.array_equal(actual, expected)
 
 
+@pytest.mark.parametrize(
+    ("before", "processor", "side"),
+    [
+        ({}, {"image_processor": {**PREPROCESSOR, "size": 24}}, 24),
+        (None, {"image_processor": {**PREPROCESSOR, "size": 24}}, 24),
+        ({"size": 32}, {"processor_class": "CLIPProcessor"}, 32),
+        ({"size": 32}, {"image_processor": NULL}, 32),
+    ],
+)
+def test_an_image_processor_in_processor_config_comes_first(
+    tmp_path: Path, before: dict[str, Any] | None, processor: dict[str, Any], side: int
+) -> None:
+    files = {} if before is None else {"preprocessor_config": {**PREPROCESSOR, **before}}
+    model = Model.read(export(tmp_path / "made", processor_config=processor, **files))
+    assert model.description.pipeline.output_size == (side, side)
+
+
 MOBILEVIT = {"image_processor_type": "MobileViTImageProcessor", "do_center_crop": False}
 
 
@@ -313,6 +330,9 @@ def test_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"config\.json .*: preprocessor_config\.json is missing"
     ):
+        Model.read(folder)
+    export(folder, processor_config={"image_processor": {**PREPROCESSOR, "size": {"longest_edge": 9}}})
+    with pytest.raises(ConfigurationError, match=r"[/]processor_config\.json .*longest_edge"):
         Model.read(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.json cannot be served: the content: Invalid"):
