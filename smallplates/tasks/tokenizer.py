@@ -129,7 +129,7 @@ def read_config(folder: Path) -> TokenizerConfig:
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
     if not (folder / TOKENIZER).is_file():
-        if (folder / PREPROCESSOR).is_file():
+        if config.pretrained_cfg or (folder / PREPROCESSOR).is_file():
             raise ValueError(
                 f"architectures is {config.architectures}, without a classifier and a {TOKENIZER}; of "
                 "networks for images, those that end in ForImageClassification are supported, and "
