@@ -72,52 +72,35 @@ class TokenizerConfig(File):
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
         first, second = tokenizer.normalizer, tokenizer.pre_tokenizer
-        is_general, applied = self.tokenizer_class in GENERAL, self.model_fields_set
-        if not is_general:  # without a name, the class is that of the network's type
-            applied = {*type(self).model_fields}  # it has defaults for what the file leaves out
+        # other classes have defaults; without a name, it is the class of the network's type
+        is_general = self.tokenizer_class in GENERAL
         is_bert = isinstance(first, BertNormalizer) and isinstance(tokenizer.model, WordPiece)
         if is_bert and not is_general:  # HerBERT's class, of BPE, goes by tokenizer.json
             for field, (attribute, default) in OF_BERT.items():
                 value = getattr(self, field)
-                if field in applied:
-                    setattr(first, attribute, default if value is None else value)
-        if isinstance(second, ByteLevel) and "add_prefix_space" in applied:
+                setattr(first, attribute, default if value is None else value)
+        has_space = not is_general or "add_prefix_space" in self.model_fields_set
+        if isinstance(second, ByteLevel) and has_space:
             second.add_prefix_space = bool(self.add_prefix_space)
         known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         tokens = [token for _, token in sorted((self.added_tokens_decoder or {}).items())]
-        tokens += [token for token in self.special_tokens if token.content not in known]
+        extra = self.extra_special_tokens or []
+        special = [*(extra.values() if isinstance(extra, dict) else extra)]
+        special += self.additional_special_tokens or []
+        tokens += [token for token in special if token.content not in known]
         tokenizer.add_tokens([AddedToken(**token.model_dump(exclude={"id"})) for token in tokens])
         tokenizer.encode_special_tokens = bool(self.split_special_tokens)
-
-    @property
-    def special_tokens(self) -> list[Token]:
-        """Special tokens without a role."""
-        extra = self.extra_special_tokens or []
-        extra = [*extra.values()] if isinstance(extra, dict) else extra
-        return (self.additional_special_tokens or []) + extra
-
-
-class Truncation(BaseModel):
-    """Where `tokenizer.json` cuts long texts."""
-
-    direction: Literal["Left", "Right"] = "Right"
 
 
 class TokenizerFile(File):
     """Content of `tokenizer.json`."""
 
     added_tokens: list[Token] = Field(default=[])
-    truncation: Truncation | None = None
+    truncation: dict[str, Any] | None = None
 
     def token_id(self, token: Token) -> int | None:
         """Returns the id of an added token; None if there is none."""
         return next((added.id for added in self.added_tokens if added.content == token.content), None)
-
-    @property
-    def truncation_side(self) -> Literal["left", "right"]:
-        """End at which long texts are cut off."""
-        is_left = self.truncation is not None and self.truncation.direction == "Left"
-        return "left" if is_left else "right"
 
 
 def read_config(folder: Path) -> TokenizerConfig:
@@ -144,11 +127,12 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     if pad is None and file.pad_token:
         pad = tokenizer.token_id(file.pad_token)
     length = file.model_max_length
+    cuts_left = (tokenizer.truncation or {}).get("direction") == "Left"
     limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
         max_tokens=min(filter(None, limits), default=config.n_positions or DEFAULT_TOKENS),
         pad_token_id=pad,
-        truncation_side=file.truncation_side or tokenizer.truncation_side,
+        truncation_side=file.truncation_side or ("left" if cuts_left else "right"),
     )
 
 

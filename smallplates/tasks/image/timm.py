@@ -4,12 +4,10 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from smallplates.models.description import ImagePipeline, Side
 from smallplates.models.huggingface import CONFIG, File, configuration_errors, read
-
-Channels = tuple[float, float, float]
 
 
 class Pretrained(BaseModel):
@@ -17,19 +15,10 @@ class Pretrained(BaseModel):
 
     input_size: tuple[Literal[3], Side, Side] = (3, 224, 224)
     interpolation: str = "bicubic"
-    mean: Channels = (0.485, 0.456, 0.406)
-    std: Channels = (0.229, 0.224, 0.225)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     crop_pct: PositiveFloat = 0.875
     crop_mode: Literal["center", "squash"] = "center"
-
-    @model_validator(mode="before")
-    @classmethod
-    def without_null(cls, value: Any) -> Any:
-        """Gives null the default."""
-        is_object = isinstance(value, dict)
-        return (
-            {name: given for name, given in value.items() if given is not None} if is_object else value
-        )
 
     def pipeline(self) -> ImagePipeline:
         """Returns the preprocessing steps. Raises ValueError for unsupported ones."""

@@ -227,7 +227,6 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
     ("pretrained", "resize", "crop", "resample"),
     [
         ({"tag": "a1_in1k"}, 256, 224, "bicubic"),
-        ({"crop_pct": None, "crop_mode": None, "mean": None}, 256, 224, "bicubic"),
         ({"input_size": [3, 32, 32], "crop_pct": 0.95, **HALF}, 33, 32, "bicubic"),
         ({"input_size": [3, 32, 32], "crop_pct": 1.0, "interpolation": "bilinear"}, 32, 32, "bilinear"),
         ({"crop_mode": "squash", "crop_pct": 0.9}, (248, 248), 224, "bicubic"),
