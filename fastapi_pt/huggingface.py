@@ -19,7 +19,7 @@ from smallplates import extras
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
-from smallplates.models.huggingface import CONFIG
+from smallplates.models.huggingface import CONFIG, OF_TIMM
 from smallplates.models.sentence_transformers import read_dense
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Signature, TensorSpec
@@ -196,7 +196,8 @@ def network_class(model: Model, config: Any) -> Any:
 
     Raises ConfigurationError.
     """
-    path, names = model.folder / CONFIG, config.architectures or []
+    of_timm = [OF_TIMM] if config.model_type == "timm_wrapper" else []
+    path, names = model.folder / CONFIG, config.architectures or of_timm
     class_ = getattr(library(), names[0], None) if len(names) == 1 else None
     is_encoder = class_ is not None and class_.__name__.endswith("EncoderModel")
     if model.description.embedding and not is_encoder and not config.is_encoder_decoder:

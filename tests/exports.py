@@ -190,8 +190,10 @@ def each(folder: Path, *names: str, **graph: Any) -> None:
 
 
 def files(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    """Writes config.json and tokenizer.json."""
+    """Writes config.json, tokenizer.json, and what the class would change of it otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        (folder / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
     common = {"model_type": "bert", "pad_token_id": 0, "max_position_embeddings": 64}
     (folder / "config.json").write_text(json.dumps({**common, **config}))
     tokenizer.enable_padding(length=5)  # as some files have it; the service pads itself

@@ -18,6 +18,9 @@ from smallplates.models.task_kinds import HEADS, kinds_of_export
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MULTI_LABEL, REGRESSION = "multi_label_classification", "regression"
+OF_TIMM = "TimmWrapperForImageClassification"
+"""Network of a folder that timm has written, which names none."""
+
 DEFAULT_LABELS = 2
 """Number of labels if config.json doesn't state one."""
 
@@ -57,7 +60,7 @@ class Config(File):
     """Number of positions in GPT-2 and its relatives; T5 has the field, but no positions."""
 
     pretrained_cfg: Any = None
-    """What timm writes about its networks."""
+    """What timm writes about its networks, which `tasks/image/timm.py` reads."""
 
     sentence_transformers: dict[str, Any] | None = None
     sbert_ce_default_activation_function: str | None = None
@@ -96,12 +99,7 @@ def export(folder: Path, version: str | None, name: str = "") -> ModelDescriptio
     if version not in (None, "1") or not path.is_file():
         return None
     config = read(path, Config)
-    if config.pretrained_cfg and (config.architectures or not list(folder.glob("*.onnx"))):
-        raise ConfigurationError(
-            f"{path} is of timm, whose folders cannot be served: write the network as an ONNX file, and "
-            "make a folder of it with `smallplates export onnx`"
-        )
-    if config.model_type is None and config.architectures is None:
+    if config.model_type is None and config.architectures is None and not config.pretrained_cfg:
         return None  # config.json belongs to another program
     with configuration_errors(path, folder):
         return description(folder, config, name or name_of(folder, folder_name(folder)))
@@ -109,7 +107,7 @@ def export(folder: Path, version: str | None, name: str = "") -> ModelDescriptio
 
 def description(folder: Path, config: Config, name: str) -> ModelDescription:
     """Returns the description for the network's head. Raises ValueError or ConfigurationError."""
-    names = config.architectures or []
+    names = config.architectures or ([OF_TIMM] if config.pretrained_cfg else [])
     if len(names) != 1:
         raise ValueError(f"architectures names {len(names)} networks instead of one")
     for kind in kinds_of_export(folder, names[0]):

@@ -17,6 +17,7 @@ from smallplates.settings import Settings
 from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.image.decode import INLINE_BYTES, ImageDecoder, is_cheap
 from smallplates.tasks.image.preprocessor import image_pipeline
+from smallplates.tasks.image.timm import timm_classifier
 
 IMAGE, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -57,6 +58,8 @@ class ImageClassification(Classification):
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
         """Returns `labels` and `image`, the steps of the image processor; see `Task.from_export`."""
+        if config.pretrained_cfg:
+            return timm_classifier(folder)
         if config.independent or config.problem_type == REGRESSION:
             raise ValueError(
                 f"problem_type is {config.problem_type}, with {len(config.labels)} labels; for images, "

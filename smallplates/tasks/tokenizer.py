@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt
-from tokenizers import Tokenizer
+from pydantic import BaseModel, Field, NonNegativeInt, model_validator
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
@@ -30,15 +30,39 @@ OF_BERT = {
 """Field of `tokenizer_config.json` -> attribute of BERT's normalizer, and its default."""
 
 
+class Token(BaseModel):
+    """A token beside the vocabulary, or a special one of it; files may have only its text."""
+
+    id: NonNegativeInt | None = None
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_text(cls, value: Any) -> Any:
+        """Accepts the text alone."""
+        return {"content": value} if isinstance(value, str) else value
+
+
 class TokenizerConfig(File):
     """Content of `tokenizer_config.json`."""
 
     model_max_length: float | None = None
-    truncation_side: Literal["left", "right"] = "right"
+    truncation_side: Literal["left", "right"] | None = None
     padding_side: Literal["left", "right"] = "right"
-    pad_token: str | dict[str, Any] | None = None
-    bos_token: str | dict[str, Any] | None = None
-    cls_token: str | dict[str, Any] | None = None
+    pad_token: Token | None = None
+    bos_token: Token | None = None
+    cls_token: Token | None = None
+    added_tokens_decoder: dict[NonNegativeInt, Token] | None = None
+    additional_special_tokens: list[Token] | None = None
+    extra_special_tokens: list[Token] | dict[str, Token] | None = None
+    """The same since transformers 5; before, tokens with names."""
+
+    split_special_tokens: bool | None = None
     tokenizer_class: str | None = None
     do_lower_case: bool | None = None
     strip_accents: bool | None = None
@@ -48,35 +72,35 @@ class TokenizerConfig(File):
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
         first, second = tokenizer.normalizer, tokenizer.pre_tokenizer
-        is_general, applied = self.tokenizer_class in GENERAL, self.model_fields_set
-        if self.tokenizer_class and not is_general:
-            applied = {*type(self).model_fields}  # the class has defaults for what the file leaves out
+        # other classes have defaults; without a name, it is the class of the network's type
+        is_general = self.tokenizer_class in GENERAL
         is_bert = isinstance(first, BertNormalizer) and isinstance(tokenizer.model, WordPiece)
         if is_bert and not is_general:  # HerBERT's class, of BPE, goes by tokenizer.json
             for field, (attribute, default) in OF_BERT.items():
                 value = getattr(self, field)
-                if field in applied:
-                    setattr(first, attribute, default if value is None else value)
-        if isinstance(second, ByteLevel) and "add_prefix_space" in applied:
+                setattr(first, attribute, default if value is None else value)
+        has_space = not is_general or "add_prefix_space" in self.model_fields_set
+        if isinstance(second, ByteLevel) and has_space:
             second.add_prefix_space = bool(self.add_prefix_space)
-
-
-class AddedToken(BaseModel):
-    """A token beside the vocabulary, or a special one of it."""
-
-    id: NonNegativeInt
-    content: str
+        known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        tokens = [token for _, token in sorted((self.added_tokens_decoder or {}).items())]
+        extra = self.extra_special_tokens or []
+        special = [*(extra.values() if isinstance(extra, dict) else extra)]
+        special += self.additional_special_tokens or []
+        tokens += [token for token in special if token.content not in known]
+        tokenizer.add_tokens([AddedToken(**token.model_dump(exclude={"id"})) for token in tokens])
+        tokenizer.encode_special_tokens = bool(self.split_special_tokens)
 
 
 class TokenizerFile(File):
     """Content of `tokenizer.json`."""
 
-    added_tokens: list[AddedToken] = Field(default=[])
+    added_tokens: list[Token] = Field(default=[])
+    truncation: dict[str, Any] | None = None
 
-    def token_id(self, token: str | dict[str, Any]) -> int | None:
-        """Returns the id of an added token, a text or with more about it; None if there is none."""
-        content = token.get("content") if isinstance(token, dict) else token
-        return next((added.id for added in self.added_tokens if added.content == content), None)
+    def token_id(self, token: Token) -> int | None:
+        """Returns the id of an added token; None if there is none."""
+        return next((added.id for added in self.added_tokens if added.content == token.content), None)
 
 
 def read_config(folder: Path) -> TokenizerConfig:
@@ -88,7 +112,7 @@ def read_config(folder: Path) -> TokenizerConfig:
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
     if not (folder / TOKENIZER).is_file():
-        if (folder / PREPROCESSOR).is_file():
+        if config.pretrained_cfg or (folder / PREPROCESSOR).is_file():
             raise ValueError(
                 f"architectures is {config.architectures}, without a classifier and a {TOKENIZER}; of "
                 "networks for images, those that end in ForImageClassification are supported, and "
@@ -99,14 +123,16 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
             "supported, which transformers saves with use_fast=True"
         )
     file, pad = read_config(folder), config.pad_token_id
+    tokenizer = read(folder / TOKENIZER, TokenizerFile)
     if pad is None and file.pad_token:
-        pad = read(folder / TOKENIZER, TokenizerFile).token_id(file.pad_token)
+        pad = tokenizer.token_id(file.pad_token)
     length = file.model_max_length
+    cuts_left = (tokenizer.truncation or {}).get("direction") == "Left"
     limits = (int(length) if length and length < NO_LIMIT else None, config.positions)
     return TextPipeline(
         max_tokens=min(filter(None, limits), default=config.n_positions or DEFAULT_TOKENS),
         pad_token_id=pad,
-        truncation_side=file.truncation_side,
+        truncation_side=file.truncation_side or ("left" if cuts_left else "right"),
     )
 
 
@@ -131,5 +157,6 @@ def quick_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     if not isinstance(normalizer, BertNormalizer) or any(token.normalized for token in added.values()):
         return tokenizer
     quick = Tokenizer.from_str(tokenizer.to_str())
+    quick.encode_special_tokens = tokenizer.encode_special_tokens
     quick.normalizer = BertNormalizer(False, False, False, normalizer.lowercase)
     return quick

@@ -381,6 +381,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         if image.mode == "F" and values.max() <= 1:
             values = values * 255
         depth = 12 if image.info.get(DEPTH) == 12 else 16  # Pillow reads 12 bits as they are
+        if image.mode == "I" and values.max() <= 255:
+            depth = 8  # bytes in a TIFF of 32 bits, or of 16 with a sign
         shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> depth - 8
         is_transparent = values == image.info.get("transparency")
         return Image.fromarray(np.where(is_transparent, 255, shades).astype(np.uint8)).convert("RGB")

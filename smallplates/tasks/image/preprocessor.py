@@ -1,4 +1,7 @@
-"""Image processors of transformers: `preprocessor_config.json` as an image pipeline, or refused."""
+"""Image processors of transformers as image pipelines, or refused.
+
+`processor_config.json` comes before `preprocessor_config.json`, as in transformers 5.
+"""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,7 +13,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.description import ImagePipeline
 from smallplates.models.huggingface import Config, File, configuration_errors, read
 
-PREPROCESSOR = "preprocessor_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's number of a filter -> its name."""
 
@@ -170,13 +173,22 @@ class Preprocessor(File):
         return (means / scale).tolist(), (stds / scale).tolist()
 
 
+class Processor(File):
+    """Content of `processor_config.json`; since transformers 5, it may have the image processor."""
+
+    image_processor: Preprocessor | None = None
+
+
 def image_pipeline(folder: Path, config: Config) -> ImagePipeline:
     """Reads the image processor's steps. Raises ConfigurationError, ValueError if there is no file."""
-    path = folder / PREPROCESSOR
-    if not path.exists():
-        raise ValueError(f"{PREPROCESSOR} is missing beside it: save the model's image processor there")
+    path, newer = folder / PREPROCESSOR, folder / PROCESSOR
     try:
-        file = read(path, Preprocessor)
+        file = read(newer, Processor).image_processor if newer.exists() else None
+        if file:
+            path = newer
+        elif not path.exists():
+            raise ValueError(f"{PREPROCESSOR} is missing beside it: save the image processor there")
+        file = file or read(path, Preprocessor)
         with configuration_errors(path):
             return file.pipeline(file.kind(config.model_type))
     except ConfigurationError as error:

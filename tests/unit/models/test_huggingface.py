@@ -146,6 +146,23 @@ def test_pixels_are_those_of_the_image_processor(
     assert np.array_equal(actual, expected)
 
 
+@pytest.mark.parametrize(
+    ("before", "processor", "side"),
+    [
+        ({}, {"image_processor": {**PREPROCESSOR, "size": 24}}, 24),
+        (None, {"image_processor": {**PREPROCESSOR, "size": 24}}, 24),
+        ({"size": 32}, {"processor_class": "CLIPProcessor"}, 32),
+        ({"size": 32}, {"image_processor": NULL}, 32),
+    ],
+)
+def test_an_image_processor_in_processor_config_comes_first(
+    tmp_path: Path, before: dict[str, Any] | None, processor: dict[str, Any], side: int
+) -> None:
+    files = {} if before is None else {"preprocessor_config": {**PREPROCESSOR, **before}}
+    model = Model.read(export(tmp_path / "made", processor_config=processor, **files))
+    assert model.description.pipeline.output_size == (side, side)
+
+
 MOBILEVIT = {"image_processor_type": "MobileViTImageProcessor", "do_center_crop": False}
 
 
@@ -199,6 +216,39 @@ def test_the_network_gets_what_the_image_processor_makes(
     backend.load(Model.read(folder), Settings(device="cpu"))
     actual = compute_logits(backend, pixels)
     assert actual == pytest.approx(expected(pixels.astype(float)).mean((1, 2)), rel=1e-4, abs=1e-4)
+
+
+TIMM = {"architecture": "resnet18", "num_classes": 3, "label_names": ["red", "green", "blue"]}
+HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.mark.parametrize("wrapper", [{}, {"architectures": ["TimmWrapperForImageClassification"]}])
+@pytest.mark.parametrize(
+    ("pretrained", "resize", "crop", "resample"),
+    [
+        ({"tag": "a1_in1k"}, 256, 224, "bicubic"),
+        ({"input_size": [3, 32, 32], "crop_pct": 0.95, **HALF}, 33, 32, "bicubic"),
+        ({"input_size": [3, 32, 32], "crop_pct": 1.0, "interpolation": "bilinear"}, 32, 32, "bilinear"),
+        ({"crop_mode": "squash", "crop_pct": 0.9}, (248, 248), 224, "bicubic"),
+    ],
+)
+def test_a_folder_of_timm_has_the_steps_of_its_evaluation(
+    tmp_path: Path,
+    wrapper: dict[str, Any],
+    pretrained: dict[str, Any],
+    resize: Any,
+    crop: int,
+    resample: str,
+) -> None:
+    described = Model.read(export(tmp_path / "made", {**TIMM, **wrapper, "pretrained_cfg": pretrained}))
+    assert described.labels == TIMM["label_names"]
+    pipeline = described.description.pipeline
+    found = (pipeline.resize, pipeline.center_crop, pipeline.filter, pipeline.crop_rounding)
+    assert found == (resize, crop, resample, "nearest")
+    assert pipeline.exact
+    assert pipeline.mean == ((0.5, 0.5, 0.5) if "std" in pretrained else (0.485, 0.456, 0.406))
+    unnamed = {**TIMM, "label_names": None, "pretrained_cfg": pretrained}
+    assert Model.read(export(tmp_path / "unnamed", unnamed)).labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
 
 
 def test_a_network_with_a_teacher_answers_with_the_mean_of_both_classifiers(tmp_path: Path) -> None:
@@ -262,14 +312,18 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({"architectures": None}, {}, "architectures names 0 networks"),
         ({"architectures": "x"}, {}, r"config\.json cannot be served: architectures: "),
         (
-            {"architectures": None, "model_type": None, "pretrained_cfg": {"input_size": [3, 224, 224]}},
+            {"pretrained_cfg": {"tag": "a1"}, "num_classes": 0},
             {},
-            "is of timm, .* `smallplates export onnx`",
+            r"config\.json cannot be served: num_classes",
         ),
+        ({"pretrained_cfg": {"crop_mode": "border"}, "num_classes": 2}, {}, "crop_mode"),
+        ({"pretrained_cfg": {"interpolation": "random"}, "num_classes": 2}, {}, "filter"),
+        ({"pretrained_cfg": {"input_size": [3, 64, 32]}, "num_classes": 2}, {}, "must be square"),
+        ({"pretrained_cfg": {"input_size": [1, 32, 32]}, "num_classes": 2}, {}, "input_size"),
         (
-            {"architectures": ["TimmWrapperForImageClassification"], "pretrained_cfg": {"tag": "a1"}},
+            {"pretrained_cfg": {}, "num_classes": 2, "architectures": ["TimmWrapperModel"]},
             {},
-            "is of timm",
+            "without a",
         ),
         ({"auto_map": {"AutoModel": "mine.Mine"}}, {}, r"config\.json cannot be served: auto_map"),
         ({"id2label": {"1": "a", "2": "b"}}, {}, "id2label must have all numbers from 0 to 1"),
@@ -314,15 +368,17 @@ def test_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
         ConfigurationError, match=r"config\.json .*: preprocessor_config\.json is missing"
     ):
         Model.read(folder)
+    export(folder, processor_config={"image_processor": {**PREPROCESSOR, "size": {"longest_edge": 9}}})
+    with pytest.raises(ConfigurationError, match=r"[/]processor_config\.json .*longest_edge"):
+        Model.read(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"config\.json cannot be served: the content: Invalid"):
         Model.read(folder)
 
 
 def test_what_is_no_export(tmp_path: Path) -> None:
-    for content in ({"pretrained_cfg": {"tag": "a1"}}, {"learning_rate": 1}):
-        folder = graphs.saved(graphs.two_by_two(), export(tmp_path / "other", content))
-        assert Model.read(folder).description.task == "tensor"
+    folder = graphs.saved(graphs.two_by_two(), export(tmp_path / "other", {"learning_rate": 1}))
+    assert Model.read(folder).description.task == "tensor"
     with pytest.raises(ConfigurationError, match="no model in"):
         Model.read(images(tmp_path / "made"), "2")
     described = {"name": "own", "version": "1", "task": "tensor"}

@@ -176,7 +176,8 @@ def test_the_best_come_first(tmp_path: Path) -> None:
 @of_both
 def test_windows_are_the_tokenisers(tmp_path: Path, tokenizer: Tokenizer, words: int, side: str) -> None:
     folder = saved(tmp_path, tokenizer)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"truncation_side": side}))
+    options = {"truncation_side": side, "add_prefix_space": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
     context = " ".join(["the", "wonderful", "bread"][number % 3] for number in range(words))
     prepared = loaded(folder).preprocess({"question": QUESTION, "context": context})
     tokeniser = Tokenizer.from_file(str(folder / "tokenizer.json"))

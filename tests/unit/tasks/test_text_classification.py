@@ -126,6 +126,7 @@ def test_limits_and_padding_are_those_of_the_files(
 
 
 BERT = {"tokenizer_class": "BertTokenizer"}
+GENERAL = {"tokenizer_class": "PreTrainedTokenizerFast"}
 CASED, NO_SPACE = {**BERT, "do_lower_case": False}, {"add_prefix_space": False}
 
 
@@ -138,13 +139,14 @@ CASED, NO_SPACE = {**BERT, "do_lower_case": False}, {"add_prefix_space": False}
         (exports.word_piece, "今天", "今 天", {**BERT, "tokenize_chinese_chars": False}),
         (exports.byte_level, "warm", " warm", NO_SPACE),
         (exports.byte_level, "warm", " warm", {"tokenizer_class": "RobertaTokenizer"}),
+        (exports.byte_level, "warm", " warm", {}),
     ],
 )
 def test_steps_of_the_tokeniser_are_those_of_its_configuration(
     tmp_path: Path, tokenizer: Any, text: str, other: str, options: dict[str, Any]
 ) -> None:
     folder = exports.saved(tmp_path / "made", tokenizer(), {})
-    for stated in ({}, options):
+    for stated in (GENERAL, options):
         (folder / "tokenizer_config.json").write_text(json.dumps(stated))
         task = loaded(folder)
         differ = tokens(task, text=text)[0] != tokens(task, text=other)[0]
@@ -157,8 +159,8 @@ def test_steps_of_the_tokeniser_are_those_of_its_configuration(
         (False, False, BERT, True),
         (True, False, {**BERT, "strip_accents": None}, True),
         (True, True, CASED, False),
-        (False, False, {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": True}, False),
-        (False, False, {}, False),
+        (False, False, {**GENERAL, "do_lower_case": True}, False),
+        (False, False, {}, True),
     ],
 )
 def test_a_class_of_bert_has_defaults_for_what_its_configuration_leaves_out(
@@ -171,6 +173,41 @@ def test_a_class_of_bert_has_defaults_for_what_its_configuration_leaves_out(
     task = loaded(folder)
     text = "wärm" if strip or lower else "WÄRM"
     assert (tokens(task, text=text)[0] == tokens(task, text="warm")[0]) == is_same
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"added_tokens_decoder": {"900": {"content": "<dish>", "special": True}}},
+        {"additional_special_tokens": ["<dish>", "[SEP]"]},
+        {"extra_special_tokens": {"dish_token": "<dish>"}},
+        {"extra_special_tokens": [{"content": "<dish>"}]},
+    ],
+)
+def test_tokens_that_only_its_configuration_has_are_added(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    folder = saved(tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    size = WORD_PIECE.get_vocab_size()
+    assert tokens(loaded(folder), text="<dish>soup")[0] == [2, size, WORD_PIECE.token_to_id("soup"), 3]
+
+
+def test_special_tokens_of_a_text_are_text_if_the_configuration_says_so(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    for options, count in (({}, 3), ({"split_special_tokens": True}, 7)):
+        (folder / "tokenizer_config.json").write_text(json.dumps(options))
+        assert len(tokens(loaded(folder), text="[SEP]")[0]) == count
+
+
+def test_the_end_that_is_cut_may_be_only_in_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = exports.word_piece()
+    tokenizer.enable_truncation(5, direction="left")
+    folder = saved(tmp_path)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert Model.read(folder).description.text_pipeline.truncation_side == "left"
+    (folder / "tokenizer_config.json").write_text('{"truncation_side": "right"}')
+    assert Model.read(folder).description.text_pipeline.truncation_side == "right"
 
 
 def test_a_class_of_other_tokens_than_bert_keeps_its_normalizer(tmp_path: Path) -> None:

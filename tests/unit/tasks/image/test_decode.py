@@ -84,10 +84,14 @@ def sixteen_bits_with_transparency() -> bytes:
         (lambda: pictures.encode(Image.new("F", (9, 9), 77.9), "TIFF"), 77),
         (lambda: pictures.encode(Image.new("F", (9, 9), 0.5), "TIFF"), 127),
         (lambda: pictures.encode(Image.new("F", (9, 9), -0.5), "TIFF"), 0),
+        (lambda: pictures.encode(Image.new("I", (9, 9), 77), "TIFF"), 77),
+        (lambda: pictures.encode(Image.new("I", (9, 9), 128 * 256), "TIFF"), 128),
+        (lambda: pictures.encode(Image.new("I", (9, 9), -77), "TIFF"), 0),
     ],
     ids=[
         *("transparent", "half transparent", "grey transparent", "16 bit", "grey", "16 bit transparent"),
         *("floats to 255", "floats to 1", "negative floats"),
+        *("integers to 255", "integers to 65535", "negative integers"),
     ],
 )
 def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: int) -> None:
