@@ -90,7 +90,12 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
     [
         ({"input": "soup", "input_type": "query"}, {"text": "warm soup"}),
         ({"input": "soup", "input_type": "passage"}, {"text": "table soup"}),
+        ({"input": "soup", "input_type": "document"}, {"text": "table soup"}),
+        ({"input": "soup", "input_type": "search_query"}, {"text": "warm soup"}),
         ({"input": "soup", "input_type": "clustering"}, {"text": "soup"}),
+        ({"input": f"table {LONG}", "truncation": True}, {"text": f"table {MOST}"}),
+        ({"input": "soup", "output_dimension": 2}, {"text": "soup", "dimensions": 2}),
+        ({"input": "soup", "output_dtype": "float", "truncation": None}, {"text": "soup"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": -1}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
@@ -98,7 +103,7 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
     ],
 )
-def test_fields_of_vllm_and_nim(url: str, content: dict[str, Json], same: dict[str, str]) -> None:
+def test_fields_of_vllm_nim_and_voyage(url: str, content: Json, same: Json) -> None:
     (row,) = answer(f"{url}/v1/embeddings", content)["data"]
     assert row["embedding"] == pytest.approx(native(url, **same, truncate=True), abs=1e-6)
 
@@ -142,6 +147,8 @@ def test_errors_of_openais_client(client: openai.OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        client.chat.completions.create(messages=[{"role": "user", "content": "soup"}], model="words")
     with pytest.raises(openai.BadRequestError) as foreign:  # ids of tokens, with the cure
         client.embeddings.create(input=[[9906, 1917]], model=ALIAS)
     assert "check_embedding_ctx_length=False" in foreign.value.message
@@ -374,6 +381,9 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"dimensions": 2.5}, 400, "invalid_request"),
             ({"encoding_format": "hex"}, 400, "invalid_request"),
+            ({"output_dtype": "int8"}, 400, "invalid_request"),
+            ({"output_dimension": DIMENSIONS + 1}, 400, "invalid_request"),
+            ({"input": LONG, "truncation": False}, 400, "context_length_exceeded"),
             ({"truncate_prompt_tokens": MOST_TOKENS - 1}, 400, "invalid_request"),
             ({"truncate": "MIDDLE"}, 400, "invalid_request"),
             ({"input": LONG, "truncate": "NONE"}, 400, "context_length_exceeded"),
@@ -403,7 +413,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/embed_all", {"inputs": "soup"}, 424, "Backend"),
     ("/v1/rerank", {"query": QUERY, "documents": []}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [{"image": "x"}]}, 400, ""),
-    ("/v2/rerank", {"query": QUERY, "documents": [""]}, 400, ""),
+    ("/v2/rerank", {"query": " ", "documents": DOCUMENTS}, 400, ""),
     ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
