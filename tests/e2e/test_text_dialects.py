@@ -274,6 +274,9 @@ def test_tei_tokens(url: str) -> None:
     assert answer(f"{url}/decode", {"ids": ids[:3]}) == ["wonderful soup"]
     both = answer(f"{url}/decode", {"ids": [ids[:2], ids[2:3]], "skip_special_tokens": False})
     assert both == ["[CLS] wonderful", "soup"]
+    metrics = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
+    counted = [line for line in metrics if "serving_requests_total{" in line and '"/tokenize"' in line]
+    assert any('model="judge"' in line for line in counted)
 
 
 def test_tei_info(url: str, other_url: str) -> None:
