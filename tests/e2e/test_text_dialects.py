@@ -321,6 +321,25 @@ def test_rerank(url: str, other_url: str, path: str) -> None:
     assert "document" not in short["results"][0]
 
 
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+@pytest.mark.parametrize("types", [None, ["float"]])
+def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
+    content = {"texts": ["soup", LONG], "model": "words", "input_type": "search_query"}
+    for base, dimensions in ((url, None), (other_url, 2)):
+        more = {"embedding_types": types, "output_dimension": dimensions}
+        found = answer(base + path, {**content, **more})
+        vectors = found["embeddings"]
+        if types or path == "/v2/embed":
+            assert found["response_type"] == "embeddings_by_type"
+            vectors = vectors["float"]
+        for text, vector in zip(content["texts"], vectors, strict=True):
+            fields = {"text": f"warm {text}", "truncate": True, "normalize": True}
+            expected = native(url, **fields, dimensions=dimensions)
+            assert vector == pytest.approx(expected, abs=1e-6)
+        assert found["texts"] == content["texts"]
+        assert found["meta"]["billed_units"] == {"input_tokens": 4 + MOST_TOKENS}
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_score(url: str, path: str) -> None:
     def scores(**content: Json) -> list[float]:
@@ -385,6 +404,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"dimensions": 2.5}, 400, "invalid_request"),
             ({"encoding_format": "hex"}, 400, "invalid_request"),
             ({"output_dtype": "int8"}, 400, "invalid_request"),
+            ({"embedding_type": "binary"}, 400, "invalid_request"),
             ({"output_dimension": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"input": LONG, "truncation": False}, 400, "context_length_exceeded"),
             ({"truncate_prompt_tokens": MOST_TOKENS - 1}, 400, "invalid_request"),
@@ -420,6 +440,11 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
+    ("/v1/embed", {"texts": []}, 400, ""),
+    ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "embedding_types": ["int8"]}, 400, ""),
+    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "model": "judge"}, 400, ""),
     ("/score", {"text_1": QUERY}, 400, ""),
     ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400, ""),
     ("/score", {"text_1": [], "text_2": []}, 400, ""),
@@ -436,7 +461,7 @@ def test_what_is_refused(url: str, path: str, content: Json, status: int, kind: 
     if "error_type" in error:
         assert set(error) == {"error", "error_type"}
         assert error["error_type"] == kind
-    elif path == "/v2/rerank":
+    elif path in ("/v2/rerank", "/v1/embed", "/v2/embed"):
         assert set(error) == {"id", "message"}
     else:
         assert set(error) == {"error"}

@@ -61,13 +61,14 @@ class EmbeddingsRequest(msgspec.Struct):
     """The body of a call.
 
     vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`, Voyage and Mistral have
-    `output_...`, and Voyage has `truncation`.
+    `output_...`, Voyage has `truncation`, and Jina has `embedding_type`.
     """
 
     input: Texts
     dimensions: int | None = None
     output_dimension: int | None = None
     output_dtype: Literal["float"] | None = None
+    embedding_type: Literal["float"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     truncate_prompt_tokens: int | None = None
     truncate: bool | Literal["NONE", "START", "END"] | None = None
