@@ -355,6 +355,7 @@ def test_score(url: str, path: str) -> None:
     assert scores(text_1=QUERY, text_2=DOCUMENTS) == one_by_one
     assert scores(queries=[QUERY] * 3, documents=DOCUMENTS) == one_by_one
     assert scores(text_1=[QUERY], text_2=DOCUMENTS[0], model="judge") == one_by_one[:1]
+    assert scores(text_1=QUERY, text_2="") == scores(queries=QUERY, documents=["", "soup"])[:1]
     ranks = answer(f"{url}/rerank", {"query": QUERY, "texts": [LONG]})
     for tokens in (-1, MOST_TOKENS):
         assert scores(text_1=QUERY, text_2=LONG, truncate_prompt_tokens=tokens) == [ranks[0]["score"]]

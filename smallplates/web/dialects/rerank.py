@@ -137,8 +137,11 @@ def embed_response(asked: EmbedRequest, answer: Answer, context: RequestContext)
 
 def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
     """Returns the call for pairs of texts. Raises RequestError."""
-    given = (asked.text_1 or asked.queries or [], asked.text_2 or asked.documents or [])
-    queries, texts = ([each] if isinstance(each, str) else each for each in given)
+    given = (
+        asked.queries if asked.text_1 is None else asked.text_1,
+        asked.documents if asked.text_2 is None else asked.text_2,
+    )
+    queries, texts = ([each] if isinstance(each, str) else each or [] for each in given)
     if len(queries) == 1 and texts:
         pairs = [(queries[0], texts)]
     elif queries and len(queries) == len(texts):
