@@ -156,7 +156,15 @@ def http_line(
     """Returns the output of one request: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
     if isinstance(result, Result):
         return output(request, result.body, options, result.latency_s), True
-    return f"{request[0]}: {result}", False
+    return f"{request[0]}: {result}{cure(result.status if result else None, options)}", False
+
+
+def cure(status: int | None, options: RequestOptions) -> str:
+    """Returns the option that a failed request may lack; empty if there is none."""
+    if status == 401:
+        return "; pass the key with --api-key"
+    is_default = status == 422 and "model" not in options
+    return "; for another model than the default, pass --model" if is_default else ""
 
 
 def output(request: Request, body: Any, options: RequestOptions, seconds: float) -> str:  # Any: JSON
@@ -201,7 +209,8 @@ def tcp_line(client: TcpClient, request: Request, options: RequestOptions) -> Li
     answer = client.predict(body, model=model, top_k=top_k, content_type=content_type)
     seconds = time.perf_counter() - start
     if answer.status != 200:
-        return f"{name}: {answer.content.get('detail')} ({answer.status})", False
+        words = f"{answer.content.get('detail')} ({answer.status}){cure(answer.status, options)}"
+        return f"{name}: {words}", False
     content = {name: value for name, value in answer.content.items() if name not in TCP_FIELDS}
     return output(request, content, options, seconds), True
 

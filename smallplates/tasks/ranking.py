@@ -63,6 +63,7 @@ class Ranking(TextTask):
     answer_schema = RankingResponse.model_json_schema()
     answer = fields_of(Rank.model_json_schema())
     prepares_together = False
+    needed_texts = 1  # an empty document among others gets a score
     example = MappingProxyType(
         {"query": "Is the soup good?", "texts": ["The soup was wonderful.", "The table was cold."]}
     )
@@ -108,7 +109,7 @@ class Ranking(TextTask):
         query, texts, side = fields["query"], fields["texts"], self.side_of(fields)
         if not 1 <= len(texts) <= self.most_candidates:
             raise InvalidRequestError(
-                f"texts may have 1 to {self.most_candidates} elements, not {len(texts)}"
+                f"send 1 to {self.most_candidates} texts or documents, not {len(texts)}"
             )
         size = sum(map(size_of, texts))
         check_bytes("the texts have", size, MAX_TEXTS_BYTES)
@@ -116,7 +117,7 @@ class Ranking(TextTask):
         check_bytes("the texts, each with the query, have", size, MAX_PAIRS_BYTES)
         names: dict[str, str] = {}
         for index, text in enumerate(texts):
-            names.setdefault(text, f"element {index} of texts")
+            names.setdefault(text, f"text {index}")
         readings = [self.to_reading({"query": query, name: text}, side) for text, name in names.items()]
         encodings = self.encode([reading.texts for reading in readings])
         parts = dict(zip(names, map(self.prepare_item, readings, encodings), strict=True))

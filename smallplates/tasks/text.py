@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -96,6 +96,9 @@ class TextTask(Task):
 
     reads_offsets = False
     """Whether the task needs the tokens' places in the text, which cost a third more time."""
+
+    needed_texts = 2
+    """How many texts of a pair must not be empty, from the first."""
 
     window: int | None = None
     """Maximum tokens per item if long texts are split into several; None if they are not split."""
@@ -211,7 +214,7 @@ class TextTask(Task):
             kept = {
                 name: text[-most:] if side == "left" else text[:most] for name, text in texts.items()
             }
-        check(kept)
+        check(kept, self.needed_texts)
         with_prompt = {name: prompt + text for name, text in kept.items()}
         return Reading(with_prompt, side, context, is_cut=kept != texts)
 
@@ -239,7 +242,7 @@ class TextTask(Task):
 
         Raises InvalidTextError and TextTooLongError.
         """
-        check_known(reading.texts, encoding)
+        check_known([*reading.texts][: self.needed_texts], encoding)
         kept = self.kept(reading, encoding)
         arrays = [array[kept] for array in self.arrays(encoding)]
         is_cut = reading.is_cut or len(encoding) > self.max_tokens
@@ -348,23 +351,26 @@ def names_of(field: str, value: Sequence[str] | str, most: int) -> Sequence[str]
     return value
 
 
-def check_known(texts: Texts, encoding: Encoding) -> None:
-    """Raises InvalidTextError for a text of which the tokeniser has left nothing."""
+def check_known(names: Iterable[str], encoding: Encoding) -> None:
+    """Raises InvalidTextError for a text, by these names, of which the tokeniser has left nothing."""
     present = set(encoding.sequence_ids)
-    for number, name in enumerate(texts):
+    for number, name in enumerate(names):
         if number not in present:
             raise InvalidTextError(f"the {name} has no characters that the model knows")
 
 
-def check(texts: Texts) -> None:
-    """Raises InvalidTextError for empty or invalid Unicode texts, and TextTooLongError."""
+def check(texts: Texts, needed: int = 1) -> None:
+    """Raises InvalidTextError for invalid Unicode, and if one of the first `needed` texts is empty.
+
+    Also raises TextTooLongError.
+    """
     size = 0
-    for name, text in texts.items():
+    for number, (name, text) in enumerate(texts.items()):
         try:
             size += len(text.encode())
         except UnicodeEncodeError as error:
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
-        if not text or text.isspace():
+        if number < needed and (not text or text.isspace()):
             raise InvalidTextError(f"the {name} is empty")
     check_bytes(f"{' and '.join(texts)} {has(texts)}", size, MAX_BYTES)
 

@@ -7,9 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp
@@ -49,6 +50,9 @@ DIALECTS: Mapping[Protocol, Dialect] = {
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 
+SWAGGER = "static-offline-docs"
+"""Path of Swagger's own files, which FastAPIOffline adds."""
+
 CORS_RESPONSE_HEADERS = (
     f"Accept-Encoding, Allow, {codec.HEADER}, Retry-After, Server-Timing, WWW-Authenticate, "
     "X-Input-Truncated, X-Request-ID"
@@ -87,6 +91,8 @@ def create_app(
         version=__version__,
         description="Send a request to `/predict`; `/model` describes the models that are served.",
         lifespan=lifespan,
+        servers=[{"url": ".", "description": "where this document is, also behind a proxy's prefix"}],
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # redirects would go to whatever the Host header says
         telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
@@ -97,6 +103,7 @@ def create_app(
         {"name": dialect.title, "description": dialect.about} for dialect in dialects if dialect.title
     ]
     app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
+    app.add_route("/docs", swagger, include_in_schema=False)
     for dialect in dialects:  # `include_router` would cost 20 us per request
         add_routes(app, Routes(dialect, pipeline, catalog))
     for route in app.router.routes:  # also Swagger's
@@ -118,6 +125,17 @@ def add_routes(app: FastAPI, routes: Routes) -> None:
             app.router.routes.append(route)
         elif route.claim:
             first.claims = (*first.claims, route.claim)
+
+
+async def swagger(request: Request) -> Response:
+    """Returns Swagger's page, with relative addresses for proxies that put a prefix before all paths."""
+    return get_swagger_ui_html(
+        title=f"{request.app.title} - Swagger UI",
+        openapi_url="openapi.json",
+        swagger_js_url=f"{SWAGGER}/swagger-ui-bundle.js",
+        swagger_css_url=f"{SWAGGER}/swagger-ui.css",
+        swagger_favicon_url=f"{SWAGGER}/favicon.png",
+    )
 
 
 def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:

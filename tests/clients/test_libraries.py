@@ -81,10 +81,16 @@ def test_haystack(url: str) -> None:
     assert found[0].score > found[1].score
 
 
-def test_cohere(url: str) -> None:
+def test_cohere(url: str, vectors: list[list[float]]) -> None:
     client = cohere.ClientV2(api_key="EMPTY", base_url=url)
     answer = client.rerank(model="judge", query=QUERY, documents=DOCUMENTS, top_n=2)
     assert [each.index for each in answer.results] == ORDER[:2]
+    embeddings = client.embed(
+        model=ALIAS, texts=TEXTS, input_type="classification", embedding_types=["float"]
+    ).embeddings
+    assert embeddings.float_ == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+    first = cohere.Client(api_key="EMPTY", base_url=url)
+    assert first.embed(model=ALIAS, texts=TEXTS).embeddings == embeddings.float_
     with pytest.raises(cohere.errors.NotFoundError) as unknown:
         client.rerank(model="nobody", query=QUERY, documents=DOCUMENTS)
     assert "nobody" in unknown.value.body["message"]

@@ -155,7 +155,7 @@ def test_errors_of_the_paths(backend_url: str) -> None:
     base = f"{backend_url}/v1"
     check_error(requests.get(f"{base}/models/x", timeout=60), 404, "no model")
     check_error(requests.get(f"{base}/models/{PHOTOS}/versions/3", timeout=60), 404, "version")
-    check_error(requests.get(f"{base}/nothing", timeout=60), 404, "")
+    check_error(requests.get(f"{base}/models/x/versions/1/nothing", timeout=60), 404, "")
     check_error(requests.delete(f"{base}/models/{PHOTOS}", timeout=60), 405, "")
     check_error(post(backend_url, {}, f"{PHOTOS}:regress"), 404, ":predict")
     check_error(

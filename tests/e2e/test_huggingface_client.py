@@ -116,6 +116,9 @@ def test_features_and_similarity(url: str, path: str) -> None:
     assert client.feature_extraction(TEXT * 99, truncation_direction="left").shape == (1, 4)
     cosines = client.sentence_similarity(TEXT, other_sentences=[TEXT, "the table"])
     assert cosines == pytest.approx([1, float(np.dot(*native))], abs=1e-5)
+    sentences = {"source_sentence": TEXT, "sentences": [TEXT, "the table"]}  # as the client for Node
+    for address, named in ((url + path.format("words"), {}), (f"{url}/", {"model": "words"})):
+        assert post(address, {"inputs": sentences, **named}) == pytest.approx(cosines, abs=1e-6)
 
 
 @pytest.mark.parametrize("path", ["/", *OWN])

@@ -90,7 +90,12 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
     [
         ({"input": "soup", "input_type": "query"}, {"text": "warm soup"}),
         ({"input": "soup", "input_type": "passage"}, {"text": "table soup"}),
+        ({"input": "soup", "input_type": "document"}, {"text": "table soup"}),
+        ({"input": "soup", "input_type": "search_query"}, {"text": "warm soup"}),
         ({"input": "soup", "input_type": "clustering"}, {"text": "soup"}),
+        ({"input": f"table {LONG}", "truncation": True}, {"text": f"table {MOST}"}),
+        ({"input": "soup", "output_dimension": 2}, {"text": "soup", "dimensions": 2}),
+        ({"input": "soup", "output_dtype": "float", "truncation": None}, {"text": "soup"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": -1}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
@@ -98,7 +103,7 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
     ],
 )
-def test_fields_of_vllm_and_nim(url: str, content: dict[str, Json], same: dict[str, str]) -> None:
+def test_fields_of_vllm_nim_and_voyage(url: str, content: Json, same: Json) -> None:
     (row,) = answer(f"{url}/v1/embeddings", content)["data"]
     assert row["embedding"] == pytest.approx(native(url, **same, truncate=True), abs=1e-6)
 
@@ -142,6 +147,8 @@ def test_errors_of_openais_client(client: openai.OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
+    with pytest.raises(openai.NotFoundError, match="/v1/chat/completions"):
+        client.chat.completions.create(messages=[{"role": "user", "content": "soup"}], model="words")
     with pytest.raises(openai.BadRequestError) as foreign:  # ids of tokens, with the cure
         client.embeddings.create(input=[[9906, 1917]], model=ALIAS)
     assert "check_embedding_ctx_length=False" in foreign.value.message
@@ -267,6 +274,9 @@ def test_tei_tokens(url: str) -> None:
     assert answer(f"{url}/decode", {"ids": ids[:3]}) == ["wonderful soup"]
     both = answer(f"{url}/decode", {"ids": [ids[:2], ids[2:3]], "skip_special_tokens": False})
     assert both == ["[CLS] wonderful", "soup"]
+    metrics = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
+    counted = [line for line in metrics if "serving_requests_total{" in line and '"/tokenize"' in line]
+    assert any('model="judge"' in line for line in counted)
 
 
 def test_tei_info(url: str, other_url: str) -> None:
@@ -311,6 +321,25 @@ def test_rerank(url: str, other_url: str, path: str) -> None:
     assert "document" not in short["results"][0]
 
 
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+@pytest.mark.parametrize("types", [None, ["float"]])
+def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
+    content = {"texts": ["soup", LONG], "model": "words", "input_type": "search_query"}
+    for base, dimensions in ((url, None), (other_url, 2)):
+        more = {"embedding_types": types, "output_dimension": dimensions}
+        found = answer(base + path, {**content, **more})
+        vectors = found["embeddings"]
+        if types or path == "/v2/embed":
+            assert found["response_type"] == "embeddings_by_type"
+            vectors = vectors["float"]
+        for text, vector in zip(content["texts"], vectors, strict=True):
+            fields = {"text": f"warm {text}", "truncate": True, "normalize": True}
+            expected = native(url, **fields, dimensions=dimensions)
+            assert vector == pytest.approx(expected, abs=1e-6)
+        assert found["texts"] == content["texts"]
+        assert found["meta"]["billed_units"] == {"input_tokens": 4 + MOST_TOKENS}
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_score(url: str, path: str) -> None:
     def scores(**content: Json) -> list[float]:
@@ -326,6 +355,7 @@ def test_score(url: str, path: str) -> None:
     assert scores(text_1=QUERY, text_2=DOCUMENTS) == one_by_one
     assert scores(queries=[QUERY] * 3, documents=DOCUMENTS) == one_by_one
     assert scores(text_1=[QUERY], text_2=DOCUMENTS[0], model="judge") == one_by_one[:1]
+    assert scores(text_1=QUERY, text_2="") == scores(queries=QUERY, documents=["", "soup"])[:1]
     ranks = answer(f"{url}/rerank", {"query": QUERY, "texts": [LONG]})
     for tokens in (-1, MOST_TOKENS):
         assert scores(text_1=QUERY, text_2=LONG, truncate_prompt_tokens=tokens) == [ranks[0]["score"]]
@@ -374,6 +404,10 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"dimensions": 2.5}, 400, "invalid_request"),
             ({"encoding_format": "hex"}, 400, "invalid_request"),
+            ({"output_dtype": "int8"}, 400, "invalid_request"),
+            ({"embedding_type": "binary"}, 400, "invalid_request"),
+            ({"output_dimension": DIMENSIONS + 1}, 400, "invalid_request"),
+            ({"input": LONG, "truncation": False}, 400, "context_length_exceeded"),
             ({"truncate_prompt_tokens": MOST_TOKENS - 1}, 400, "invalid_request"),
             ({"truncate": "MIDDLE"}, 400, "invalid_request"),
             ({"input": LONG, "truncate": "NONE"}, 400, "context_length_exceeded"),
@@ -403,10 +437,15 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/embed_all", {"inputs": "soup"}, 424, "Backend"),
     ("/v1/rerank", {"query": QUERY, "documents": []}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [{"image": "x"}]}, 400, ""),
-    ("/v2/rerank", {"query": QUERY, "documents": [""]}, 400, ""),
+    ("/v2/rerank", {"query": " ", "documents": DOCUMENTS}, 400, ""),
     ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
+    ("/v1/embed", {"texts": []}, 400, ""),
+    ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "embedding_types": ["int8"]}, 400, ""),
+    ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "model": "judge"}, 400, ""),
     ("/score", {"text_1": QUERY}, 400, ""),
     ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400, ""),
     ("/score", {"text_1": [], "text_2": []}, 400, ""),
@@ -423,7 +462,7 @@ def test_what_is_refused(url: str, path: str, content: Json, status: int, kind: 
     if "error_type" in error:
         assert set(error) == {"error", "error_type"}
         assert error["error_type"] == kind
-    elif path == "/v2/rerank":
+    elif path in ("/v2/rerank", "/v1/embed", "/v2/embed"):
         assert set(error) == {"id", "message"}
     else:
         assert set(error) == {"error"}

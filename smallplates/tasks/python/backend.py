@@ -182,7 +182,7 @@ class PythonBackend:
             return refusal(error)
         try:
             valid = self._answer.validate_python(answer)
-            text = self._answer.dump_json(valid, by_alias=True)
+            text = self._answer.dump_json(valid, by_alias=True, fallback=plain)
         except ValueError as error:
             raise TaskError(f"the answer is not of the type Answer: {words(error)}") from error
         if NOT_NUMBERS.search(text) and not is_finite(self._answer.dump_python(valid)):
@@ -198,8 +198,17 @@ class PythonBackend:
         self._task = None
 
 
+def plain(value: Any) -> Any:
+    """Returns an array or a tensor as Python's own lists and numbers. Raises ValueError for others."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise ValueError(f"{type(value).__name__} has no form in JSON")
+
+
 def is_finite(value: Any) -> bool:
     """Returns whether a value dumped by pydantic contains no infinity and no NaN."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, dict):
         return all(map(is_finite, value.values()))
     if isinstance(value, list | tuple | set | frozenset):

@@ -249,7 +249,7 @@ class Routes(APIRouter):
         @self.call(path, summary, OBJECTS, example=example)
         async def handler(request: Request, model: str = "") -> Response:
             if not computes:
-                return await pipeline.compute(request, lambda body: finder(body).decode(body))
+                return await pipeline.compute(request, finder)
             call, answer = await pipeline.http(request, partial(finder, model=model))
             response: Response = call.respond(answer, request.scope["context"])
             return response

@@ -98,7 +98,7 @@ def fields_from_body(
         if native:
             check_names("field", [part.name for part in parts], [*names, TOP_K])
             more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
-        part, *others = files_of(parts, names, lenient, several=single.name in task.list_fields)
+        part, *others = files_of(parts, names, several=single.name in task.list_fields)
         if others:
             return {single.name: [*each(partial(value_of_part, single), [part, *others])], **more}
         body, lenient = part.content, True

@@ -184,9 +184,19 @@ class Pipeline:
                     break
             return await unless_disconnected(request, self.answer(context, options, find, body))
 
-    async def compute(self, request: Request, work: Callable[[bytes], T]) -> T:
-        """Answers an HTTP request on a thread, without workers. Raises ServingError."""
-        options = self.admit(request.headers)
+    async def compute(self, request: Request, find: Callable[[Any], Target[Any]]) -> Response:
+        """Answers an HTTP request on a thread, without workers; to decode it is to answer it.
+
+        Raises ServingError.
+        """
+        options, context = self.admit(request.headers), request.scope["context"]
+
+        def work(content: bytes) -> Response:
+            target = find(content)
+            context.model = target.model.description.name
+            response: Response = target.decode(content)
+            return response
+
         with await self.reader.read(request) as body:
             call = self.service.threads.run(partial(work, await body.decompress()), options.bulk)
             try:

@@ -133,7 +133,8 @@ KINDS = {
 
 def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths."""
-    tei_body, own_body = routes.finder(tei.ANY), routes.finder(KINDS)
+    tei_body = routes.finder({**tei.ANY, EMBEDDING: KINDS[EMBEDDING]})
+    own_body = routes.finder(KINDS)
 
     def image_body(_: bytes, model: str = "") -> Target[Call]:
         entry = catalog.choose(model, (IMAGE_CLASSIFICATION,))

@@ -34,7 +34,11 @@ CODES = {
     TextTooLongError.code: "context_length_exceeded",
     UnauthorizedError.code: "invalid_api_key",
 }
-PROMPTS = {"query": ("query",), "passage": ("passage", "document")}
+QUERY, PASSAGE = ("query",), ("passage", "document")
+PROMPTS = {
+    **dict.fromkeys(("query", "search_query"), QUERY),
+    **dict.fromkeys(("passage", "document", "search_document"), PASSAGE),
+}
 """`input_type` -> the prompts that it stands for; a model without them has one form for all texts."""
 
 CUTS: dict[Any, dict[str, Any]] = {
@@ -54,13 +58,21 @@ class OpenAIError(BaseModel):
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """The body of a call: vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`."""
+    """The body of a call.
+
+    vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`, Voyage and Mistral have
+    `output_...`, Voyage has `truncation`, and Jina has `embedding_type`.
+    """
 
     input: Texts
     dimensions: int | None = None
+    output_dimension: int | None = None
+    output_dtype: Literal["float"] | None = None
+    embedding_type: Literal["float"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     truncate_prompt_tokens: int | None = None
     truncate: bool | Literal["NONE", "START", "END"] | None = None
+    truncation: bool | None = None
     input_type: str | None = None
 
 
@@ -76,7 +88,8 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
     task: Any = entry.model.task
-    form = {"normalize": True, "dimensions": asked.dimensions, **cut_of(asked, task.max_tokens)}
+    dimensions = asked.output_dimension if asked.dimensions is None else asked.dimensions
+    form = {"normalize": True, "dimensions": dimensions, **cut_of(asked, task.max_tokens)}
     names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in task.prompts)
     form["prompt_name"] = next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
@@ -86,7 +99,7 @@ def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
 def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
     """Returns whether and where texts of more than `most` tokens are cut. Raises InvalidRequestError."""
     if asked.truncate_prompt_tokens is None:
-        return CUTS.get(asked.truncate, {})
+        return CUTS.get(asked.truncation if asked.truncate is None else asked.truncate, {})
     return cut_to(asked.truncate_prompt_tokens, most)
 
 
@@ -140,6 +153,6 @@ DIALECT = Dialect(
     error_response,
     OpenAIError,
     takes_tensors=False,
-    prefixes=("/v1/embeddings/",),
+    prefixes=("/v1/",),
     about="For OpenAI's client libraries: embeddings.",
 )

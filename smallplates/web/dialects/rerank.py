@@ -1,19 +1,19 @@
-"""Reranking as Jina, Cohere and vLLM have it, `/rerank`, and scores of pairs as vLLM has them, `/score`.
+"""Reranking as Jina, Cohere and vLLM have it, scores of pairs as vLLM has them, and Cohere's embeddings.
 
-`/rerank` cuts long texts to what the model takes. `/score` refuses or cuts them as the request or
-SERVING_LONG_TEXT says.
+`/rerank` and `/embed` cut long texts to what the model takes. `/score` refuses or cuts them as the
+request or SERVING_LONG_TEXT says.
 """
 
 from functools import partial
 from itertools import chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import Response
 
 from smallplates.errors import InvalidRequestError, ServingError
-from smallplates.models.task_kinds import RANKING
+from smallplates.models.task_kinds import EMBEDDING, RANKING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
@@ -23,8 +23,8 @@ from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
 
-COHERE = "/v2/rerank"
-META = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+COHERE, EMBED = "/v2/rerank", ("/v1/embed", "/v2/embed")
+VERSION = {"api_version": {"version": "2"}}
 QUERY, TEXTS = "Is the soup good?", ["The soup was wonderful.", "The table was cold."]
 
 
@@ -56,6 +56,16 @@ class RerankRequest(Scores):
     return_documents: bool | None = None
 
 
+class EmbedRequest(msgspec.Struct):
+    """The body of Cohere's `/embed`."""
+
+    texts: list[str]
+    input_type: str | None = None
+    embedding_types: list[Literal["float"]] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    output_dimension: int | None = None
+
+
 class ScoreRequest(Scores):
     """The body of `/score`: one text and one or more others, or two lists of the same length."""
 
@@ -67,9 +77,9 @@ class ScoreRequest(Scores):
 
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
-    """Returns `{"error": {...}}` as vLLM does, and Cohere's `{"id", "message"}` on its path."""
+    """Returns `{"error": {...}}` as vLLM does, and Cohere's `{"id", "message"}` on its paths."""
     response = openai.error_response(error, context)
-    if context.path == COHERE:
+    if context.path in (COHERE, *EMBED):
         content = {"id": context.request_id, "message": error.detail}
         return json_response(content, response.status_code, error.headers)
     return response
@@ -94,16 +104,44 @@ def rerank_response(
     ]
     content = {"id": context.request_id, "results": results}
     if context.path == COHERE:
-        return json_response({**content, "meta": META})
+        return json_response({**content, "meta": {**VERSION, "billed_units": {"search_units": 1}}})
     for result in results if texts else ():
         result["document"] = {"text": texts[result["index"]]}
     return json_response({**content, "model": entry.name, "usage": openai.usage(answer)})
 
 
+def embed(entry: CatalogEntry, asked: EmbedRequest, size: int) -> Call:
+    """Returns the call for vectors of texts. Raises RequestError."""
+    truncate, dimensions = asked.truncate or "END", asked.output_dimension
+    same = openai.EmbeddingsRequest(
+        [*asked.texts], dimensions, truncate=truncate, input_type=asked.input_type
+    )
+    call = openai.call_of(entry, same, size)
+    call.respond = partial(embed_response, asked)
+    return call
+
+
+def embed_response(asked: EmbedRequest, answer: Answer, context: RequestContext) -> Response:
+    """Returns the vectors by type; version 1 of the API has a list unless the body names types."""
+    vectors = [best["embedding"] for best, *_ in answer.candidates]
+    by_type = bool(asked.embedding_types) or context.path == EMBED[1]
+    content = {
+        "id": context.request_id,
+        "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+        "embeddings": {"float": vectors} if by_type else vectors,
+        "texts": asked.texts,
+        "meta": {**VERSION, "billed_units": {"input_tokens": answer.timings.tokens}},
+    }
+    return json_response(content)
+
+
 def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
     """Returns the call for pairs of texts. Raises RequestError."""
-    given = (asked.text_1 or asked.queries or [], asked.text_2 or asked.documents or [])
-    queries, texts = ([each] if isinstance(each, str) else each for each in given)
+    given = (
+        asked.queries if asked.text_1 is None else asked.text_1,
+        asked.documents if asked.text_2 is None else asked.text_2,
+    )
+    queries, texts = ([each] if isinstance(each, str) else each or [] for each in given)
     if len(queries) == 1 and texts:
         pairs = [(queries[0], texts)]
     elif queries and len(queries) == len(texts):
@@ -134,10 +172,13 @@ def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
     """Adds all paths."""
     documents = BodyKind(RerankRequest, rerank, {"query": QUERY, "documents": TEXTS})
     pairs = BodyKind(ScoreRequest, score, {"text_1": QUERY, "text_2": TEXTS})
+    texts = BodyKind(EmbedRequest, embed, {"texts": TEXTS, "input_type": "search_document"})
     for path in ("/rerank", "/v1/rerank", COHERE):
         routes.by_body(path, "Rank documents", {RANKING: documents}, field="documents")
     for path in ("/score", "/v1/score"):
         routes.by_body(path, "Score pairs of texts", {RANKING: pairs})
+    for path in EMBED:
+        routes.by_body(path, "Embed texts", {EMBEDDING: texts})
 
 
 DIALECT = Dialect(
@@ -146,5 +187,5 @@ DIALECT = Dialect(
     error_response,
     openai.OpenAIError,
     takes_tensors=False,
-    about="For clients of Cohere's and Jina's APIs: texts sorted by how well they fit a query.",
+    about="For clients of Cohere's and Jina's APIs: texts sorted by how well they fit a query; vectors.",
 )

@@ -327,6 +327,6 @@ DIALECT = Dialect(
     text_error,
     ErrorText,
     example,
-    prefixes=("/v1/",),
+    prefixes=("/v1/models/",),
     about="For clients of TensorFlow Serving's REST API: rows or columns of inputs.",
 )

@@ -197,7 +197,6 @@ class FormPart(NamedTuple):
 
     name: str
     content: bytes
-    is_file: bool  # whether it has a file name
     content_type: str | None
 
 
@@ -215,7 +214,7 @@ def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
             part.file_object.seek(0)
         content = part.file_object.read() if isinstance(part, File) else part.value or b""
         name = (part.field_name or b"").decode("latin-1")
-        parts.append(FormPart(name, content, isinstance(part, File), part.content_type))
+        parts.append(FormPart(name, content, part.content_type))
 
     form = FormParser(
         "multipart/form-data", add, add, lambda: ends.append(True), boundary, config=FORM_CONFIG
@@ -232,14 +231,12 @@ def form_parts(body: bytes, boundary: bytes | None) -> list[FormPart]:
     return parts
 
 
-def files_of(
-    parts: Sequence[FormPart], fields: Sequence[str], nameless: bool = False, several: bool = False
-) -> list[FormPart]:
+def files_of(parts: Sequence[FormPart], fields: Sequence[str], several: bool = False) -> list[FormPart]:
     """Returns the files in these fields of a form: at least one, and no more unless `several`.
 
-    `nameless` also accepts fields without a file name. Raises InvalidRequestError.
+    They need no file name. Raises InvalidRequestError.
     """
-    files = [part for part in parts if part.name in fields and (nameless or part.is_file)]
+    files = [part for part in parts if part.name in fields]
     if not files or (len(files) > 1 and not several):
         wanted = "at least one file" if several else "one file"
         raise InvalidRequestError(f"send {wanted} in the field {' or '.join(fields)}; got {len(files)}")

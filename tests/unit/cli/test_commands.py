@@ -1,5 +1,6 @@
 """The group of commands, and what is said where an extra is missing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from smallplates import __version__, extras
 from smallplates.cli import serve
 from smallplates.cli.commands import COMMANDS, Command, app
 from smallplates.settings import ROOT
+from tests.browser.stub_api import StubApi, error
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -28,6 +30,25 @@ def test_ask_takes_any_number_of_inputs() -> None:
         .invoke(app, ["ask", "--help"])
         .output.startswith("Usage: smallplates ask [OPTIONS] [INPUT]...\n")
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "options", "cure"),
+    [
+        (401, [], "--api-key"),
+        (422, [], "--model"),
+        (422, ["--model", "food11"], ""),
+        (500, ["--model", "food11"], ""),
+    ],
+)
+def test_ask_names_the_option_that_may_be_missing(
+    stub: StubApi, status: int, options: list[str], cure: str
+) -> None:
+    stub.usual = error(status, "refused")
+    result = CliRunner().invoke(app, ["ask", "--url", stub.url, "--text", "warm soup", *options])
+    assert result.exit_code == 1
+    assert f"({status} refused" in result.output
+    assert re.findall("--[a-z-]+", result.output) == [cure] * bool(cure)
 
 
 def test_quantize_has_two_spellings() -> None:

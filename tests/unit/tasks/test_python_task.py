@@ -296,6 +296,27 @@ class Echo:
         return items
 
 
+def test_numbers_and_arrays_of_numpy_in_an_answer_of_any_type(module: Path, tmp_path: Path) -> None:
+    module.write_text(f"""{CODE}
+import typing
+import numpy as np
+
+class Anything(Doubling):
+    Request, Answer = float, typing.Any
+    def infer(self, items):
+        return [{{"a": np.float32(x or "nan"), "b": [np.arange(2), np.bool_(1)]}} for x in items]
+
+class Nothing(Anything):
+    def infer(self, items):
+        return [object()]
+""")
+    backend, _ = loaded(described(tmp_path, "own:Anything"))
+    assert json.loads(asked(backend, b"1.5")[0][1]) == {"a": 1.5, "b": [[0, 1], True]}
+    assert asked(backend, b"0")[0][0] == Status.REFUSED  # not a number
+    with pytest.raises(TaskError, match="object has no form in JSON"):
+        asked(loaded(described(tmp_path, "own:Nothing"))[0], b"1")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

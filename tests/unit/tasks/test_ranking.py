@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, InvalidTextError
 from smallplates.models.folder import Model
 from smallplates.tasks.base import Candidate
 from tests import exports
@@ -78,6 +78,17 @@ def test_equal_texts_are_computed_once(tmp_path: Path) -> None:
     )
     assert len(prepared.items) == 2
     assert prepared.tokens == 18 * 5
+
+
+def test_an_empty_text_is_ranked_like_any_other(tmp_path: Path) -> None:
+    texts = ["", " ", "bread", "\u200b"]
+    folder = saved(tmp_path)
+    prepared = loaded(folder).preprocess({"query": "warm", "texts": texts})
+    pairs = exports.word_piece().encode_batch([("warm", text) for text in texts])
+    assert [item[0].tolist() for item in prepared.items] == [pair.ids for pair in pairs]
+    assert sorted(rank["index"] for rank in ranking(folder, texts=texts)) == [0, 1, 2, 3]
+    with pytest.raises(InvalidTextError, match="query"):
+        loaded(folder).preprocess({"query": "\u200b", "texts": texts})
 
 
 def test_items_are_the_pairs(tmp_path: Path) -> None:
