@@ -76,9 +76,7 @@ class Cluster:
     async def _serve(self) -> None:
         with contextlib.ExitStack() as stack:
             self._listener = stack.enter_context(bind(self._settings))
-            for setting in ("tcp_port", "grpc_port"):  # the web processes listen
-                if getattr(self._settings, setting) is not None:
-                    stack.enter_context(reserve(self._settings, setting))
+            stack.enter_context(reserve(self._settings, shared=True))  # the web processes listen
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             parent = metrics_parent()

@@ -118,6 +118,10 @@ def lower_priority(steps: int = 5) -> None:
     on the same cores as soon as it has something to do.
     """
     wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + steps)
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 only names are needed
+    try:
+        threads = os.listdir("/proc/self/task")  # noqa: PTH208 only names are needed
+    except OSError:  # no /proc: only the calling thread
+        threads = ["0"]
+    for thread in threads:
         with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.setpriority(os.PRIO_PROCESS, int(thread), wanted)

@@ -27,7 +27,7 @@ from smallplates.settings import Settings
 from smallplates.system.open_files import allow_open_files
 from smallplates.web.http.protocol import Connections, HttpProtocol
 from smallplates.web.inference.service import InferenceService
-from smallplates.web.sockets import bind, cannot_listen
+from smallplates.web.sockets import allow_reuse, bind, cannot_listen, reserve
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75  # longer than proxies and client pools keep connections, so that they close first
@@ -95,7 +95,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Listens once the engine is ready. Raises ConfigurationError unless a signal has arrived."""
-        self._listener = self._listener or bind(self._settings)
+        if self._listener is None:
+            self._listener = bind(self._settings)
+            with reserve(self._settings):  # to find out before the models are loaded
+                pass
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         except ConfigurationError:
@@ -223,6 +226,7 @@ def most_connections(settings: Settings) -> int:
 
 def listen(listener: socket.socket, settings: Settings) -> None:
     """Makes the socket listen. Warns if other machines need no key. Raises ConfigurationError."""
+    allow_reuse(listener)
     with cannot_listen(settings):
         listener.listen(BACKLOG)
     listener.setblocking(False)  # in all processes that share it

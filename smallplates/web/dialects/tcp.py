@@ -53,7 +53,7 @@ from smallplates.web.http.request_context import (
     to_client_error,
 )
 from smallplates.web.inference.served_model import RequestOptions, ServedModel
-from smallplates.web.sockets import bind
+from smallplates.web.sockets import allow_reuse, bind
 
 BACKLOG = 512
 PATH = "tcp"  # in log and metrics
@@ -145,6 +145,7 @@ class TcpServer:
             yield
             return
         listener = bind(self.service.settings, "tcp_port", self.service.registry.shares_ports)
+        allow_reuse(listener)
         host, port = listener.getsockname()[:2]
         server = await asyncio.start_server(
             self._on_connection, sock=listener, backlog=BACKLOG, limit=CHUNK_BYTES
