@@ -85,14 +85,6 @@ async def test_where_nobody_waits_nobody_hurries() -> None:
 
 
 @pytest.mark.anyio
-async def test_all_time_out_in_the_end() -> None:
-    reader = MessageReadLimiter(limits(20))
-    ends = await asyncio.gather(*(reader.read(never) for _ in range(30)), return_exceptions=True)
-    assert {type(error) for error in ends} == {SlowBodyError}
-    assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
-
-
-@pytest.mark.anyio
 async def test_a_call_without_a_message() -> None:
     async def nothing() -> object:
         return grpc.aio.EOF
