@@ -577,4 +577,5 @@ def test_tensors_of_a_wrong_length(grpc_target: str, size: int) -> None:
 
 def test_what_is_no_message_or_too_large_a_one(grpc_target: str) -> None:
     check_refused(grpc_target, b"\xff" * 50, "INVALID_ARGUMENT")
+    check_refused(grpc_target, bytes(19 * 2**20), "INVALID_ARGUMENT")
     check_refused(grpc_target, bytes(21 * 2**20), "RESOURCE_EXHAUSTED")
