@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import PageOf
-from tests.browser.stub_api import StubApi, error
+from tests.browser.stub_api import StubApi
 from tests.browser.stub_models import MEANINGS, SEARCH
 
 pytestmark = pytest.mark.slow
@@ -72,14 +72,3 @@ def test_texts_are_sorted(page_of: PageOf, stub: StubApi) -> None:
     page.get_by_role("button", name="Clear").click()
     expect(page.get_by_label("Query")).to_have_value("")
     expect(page.locator(".card")).to_have_count(0)
-
-
-def test_nothing_typed_is_lost(page_of: PageOf, stub: StubApi) -> None:
-    page = page_of(SEARCH)
-    stub.usual = error(413, "text_too_long")
-    page.get_by_label("Texts", exact=True).fill("bread")
-    page.get_by_label("Query").fill("How long?")
-    expect(page.locator(".card-sentence")).to_have_text("This text is too long.")
-    page.reload()
-    expect(page.get_by_label("Query")).to_have_value("How long?")
-    expect(page.locator(".card-note")).to_have_text("Stub says text_too_long.")

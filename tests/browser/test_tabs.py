@@ -70,40 +70,12 @@ def is_open(page: Page, name: str) -> None:
     assert page.locator("#page").count() == 1
 
 
-def test_every_tab_asks_its_own_model(page: Page, stub: StubApi) -> None:
+def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetful_url: str) -> None:
     is_open(page, "food11")
     assert page.get_by_role("tab").all_inner_texts() == [*TITLES.values()]
-    page.get_by_role("button", name="Soup").click()
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    choose(page, "sentiment")
-    page.get_by_label("Your text").fill("wonderful\nlate")
-    expect(page.locator('.card[data-state="done"]')).to_have_count(2)
-    choose(page, "reader")
-    expect(page).to_have_title("Ask about a text")
-    page.get_by_label("Text", exact=True).fill("von Ann Lee")
-    page.get_by_label("Question").fill("Who?")
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator(".card-sentence")).to_have_text("Ann Lee, 87 %")
-    for name in ("flowers", "sums"):
-        choose(page, name)
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator('.card[data-state="done"]')).to_have_count(1)
-    assert {re.split(r"\?", asked.path)[0] for asked in stub.asked} == {
-        *(f"/predict/{name}" for name in NAMES[:4]),
-        "/v2/models/sums/infer",
-    }
-    choose(page, "sentiment")  # everything is as it was left
-    assert page.locator(".card-sentence").all_inner_texts() == ["Positive, 97 %", "Negative, 91 %"]
-    expect(page.get_by_label("Your text")).to_have_value("wonderful\nlate")
-    choose(page, "food11")
-    expect(page.locator(".card-sentence")).to_have_text("Soup, 92 %")
-    expect(page).to_have_title("What food is this?")
-    assert len(stub.asked) == 6
-
-
-def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetful_url: str) -> None:
     choose(page, "reader")
     assert page.url == f"{forgetful_url}/#reader"
+    expect(page).to_have_title("Ask about a text")
     page.get_by_label("Question").fill("Who?")
     choose(page, "sentiment")
     page.get_by_label("Your text").fill("wonderful")
@@ -115,6 +87,7 @@ def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetf
     expect(page.get_by_label("Question")).to_have_value("Who?")
     page.go_back()
     is_open(page, "food11")
+    expect(page).to_have_title("What food is this?")
     page.go_forward()
     is_open(page, "reader")
     page.goto(f"{forgetful_url}/flowers")  # as it is without a script

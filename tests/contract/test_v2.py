@@ -122,33 +122,10 @@ def test_health_and_metadata(triton: Triton) -> None:
     assert shapes == {"input": [-1, 3, 224, 224], "output": [-1, 11]}
 
 
-def test_configuration(triton: Triton, backend_url: str) -> None:
-    def config(model: str) -> Any:
-        content = triton.about("model_config", model)
-        return content if triton.is_http else content["config"]
-
-    photos, (described,) = config(PHOTOS), config(PHOTOS)["input"]
-    assert (photos["max_batch_size"], "dynamic_batching" in photos) == (4096, True)
-    assert described["data_type"] == "TYPE_STRING"
-    (tensor,) = config(TENSORS)["input"]
+def test_the_configuration_of_a_tensor_of_photos(triton: Triton) -> None:
+    content = triton.about("model_config", TENSORS)
+    (tensor,) = (content if triton.is_http else content["config"])["input"]
     assert (tensor["format"], [*map(int, tensor["dims"])]) == ("FORMAT_NCHW", [3, 224, 224])
-    assert [*map(int, photos["version_policy"]["specific"]["versions"])] == [1]
-    description = json.loads(photos["parameters"]["model.json"]["string_value"])
-    served = requests.get(f"{backend_url}/model", timeout=60).json()
-    served["image"] = {key: value for key, value in served["image"].items() if value is not None}
-    for key in ("name", "version", "labels", "image", "thresholds"):
-        assert description[key] == served[key], key
-
-
-def test_index(triton: Triton, backend_url: str) -> None:
-    index = triton.about("model_repository_index")
-    rows = index if triton.is_http else index["models"]
-    names = {(row["name"], row["state"]) for row in rows}
-    assert names == {(name, "READY") for name in (PHOTOS, TENSORS, "food11")}
-    path = f"{backend_url}/v2/repository/index"
-    ready = requests.post(path, json={"ready": True}, timeout=60).json()
-    assert {(row["name"], row["state"]) for row in ready} == names
-    assert requests.post(path, data=b" " * 65537, timeout=60).status_code == 413
 
 
 @pytest.mark.parametrize("shape", [[1], [1, 1], [3], [3, 1]])
@@ -344,6 +321,7 @@ def test_errors_of_the_paths(backend_url: str) -> None:
     check_error(requests.get(f"{base}/models/{PHOTOS}/infer", timeout=60), 405, "; use POST")
     check_error(requests.put(f"{base}/health/live", timeout=60), 405, "; use GET")
     check_error(post(backend_url, b"x" * (21 * 2**20)), 413, "20971520 bytes")
+    assert requests.post(f"{base}/repository/index", b" " * 65537, timeout=60).status_code == 413
     check_error(post(backend_url, question(), X_Request_Timeout_Ms="no"), 400, "whole number")
 
 
@@ -599,4 +577,5 @@ def test_tensors_of_a_wrong_length(grpc_target: str, size: int) -> None:
 
 def test_what_is_no_message_or_too_large_a_one(grpc_target: str) -> None:
     check_refused(grpc_target, b"\xff" * 50, "INVALID_ARGUMENT")
+    check_refused(grpc_target, bytes(19 * 2**20), "INVALID_ARGUMENT")
     check_refused(grpc_target, bytes(21 * 2**20), "RESOURCE_EXHAUSTED")

@@ -11,7 +11,7 @@ import requests
 from tests.docker import traffic
 from tests.docker.containers import HARDENED, container, image, inspect, run, wait_until
 from tests.pictures import jpeg
-from tests.servers import ROOT
+from tests.servers import ROOT, metric
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 MEGABYTE = 1_000_000
@@ -59,8 +59,8 @@ def test_a_narrow_container_is_enough(backend: str) -> None:
         form = {"image": ("photo.png", traffic.slow_photo())}  # which others would spool to a file
         assert requests.post(f"{url}/predict", files=form, timeout=30).status_code == 200
         assert requests.get(f"{url}/model", timeout=10).json()["instances"] == 2
-        assert traffic.metric(url, "serving_web_processes") == 2
-        assert traffic.metric(url, "serving_web_cpu_seconds_total") > 0
+        assert metric(url, "serving_web_processes") == 2
+        assert metric(url, "serving_web_cpu_seconds_total") > 0
 
 
 def test_several_model_folders(backend: str, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_several_model_folders(backend: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cpus", ["0.5", "1"])
 def test_instances_and_threads_follow_the_cpu_quota(backend: str, cpus: str) -> None:
     with container(backend, 8000, *NARROW, "--cpus", cpus) as (identity, url):
-        assert traffic.metric(url, "serving_cores") == 1
+        assert metric(url, "serving_cores") == 1
         model = requests.get(f"{url}/model", timeout=10).json()
         assert (model["instances"], model["idle_threads"]) == (1, None)  # no second session on one core
         assert run("docker", "top", identity).count("smallplates.worker.process") == 1

@@ -1,6 +1,5 @@
 """Requests to containers: photos under way while something ends, and senders that never pause."""
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import requests
 
 from tests.docker.containers import wait_until
 from tests.pictures import encode, plate
+from tests.servers import metric
 
 SLOTS = 256
 
@@ -18,14 +18,6 @@ SLOTS = 256
 def slow_photo() -> bytes:
     """A PNG of three million pixels: it takes a core a tenth of a second or so."""
     return encode(plate(2000, 1500), "PNG", compress_level=1)
-
-
-def metric(url: str, name: str) -> float:
-    """The current value of a series of the only model."""
-    text = requests.get(f"{url}/metrics", timeout=30).text
-    match = re.search(rf'^{name}(?:{{model="[^"]*"}})? ([\d.e+-]+)$', text, re.M)
-    assert match, name
-    return float(match[1])
 
 
 def post(url: str, photo: bytes, key: str | None = None) -> int:

@@ -124,11 +124,6 @@ def test_other_wires(keyed: tuple[str, dict[Protocol, int]], protocol: Protocol,
         Target(url, [command()], protocol)
 
 
-def test_nobody_there_is_counted_as_failed() -> None:
-    with pytest.raises(OSError, match="refused"):
-        Target(f"http://127.0.0.1:{servers.free_port()}", [command()]).closed(1, SHORT)
-
-
 def test_stress_runs_clients_as_processes(one_worker: SharedService) -> None:
     seen = stress.stress(one_worker.url, command(), simultaneous=2, total=3, requests=4)
     assert (seen.answered, seen.failed) == (12, 0)

@@ -133,14 +133,6 @@ def test_openais_client_asks_for_base64(client: openai.OpenAI) -> None:
     assert client.models.retrieve(ALIAS).owned_by == "smallplates"
 
 
-@pytest.mark.anyio
-async def test_openais_asynchronous_client(client: openai.OpenAI) -> None:
-    async with openai.AsyncOpenAI(base_url=client.base_url, api_key="any") as other:
-        answer = await other.embeddings.create(input="the soup", model="words", dimensions=2)
-    assert np.linalg.norm(answer.data[0].embedding) == pytest.approx(1)
-    assert len(answer.data[0].embedding) == 2
-
-
 def test_errors_of_openais_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.embeddings.create(input=DOCUMENTS, model="nobody")

@@ -3,10 +3,8 @@
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from flask_app.app import create_app as create_page
 from flask_app.settings import Settings as PageSettings
 from smallplates.client import Client
 from tests import servers
+from tests.browser.stub_api import Reply, StubApi, stub_api
 from tests.e2e.services import check_one_sentence, ended, predict
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
@@ -32,24 +31,23 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 STAGES = ["decode", "queue", "infer"]
 
 
-class Receiver(ThreadingHTTPServer):
-    """A collector that answers with `status`, or not before `gate` is set."""
+@dataclass(frozen=True)
+class Receiver:
+    """A collector, and what the SDK's exporter has posted to it."""
 
-    daemon_threads = True
+    collector: StubApi
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.status = 200
-        self.gate = threading.Event()
-        self.gate.set()
-        self.requests: list[ExportTraceServiceRequest] = []
+    @property
+    def requests(self) -> list[ExportTraceServiceRequest]:
+        asked = self.collector.asked.copy()
+        assert {each.path for each in asked} <= {"/v1/traces"}
+        return [ExportTraceServiceRequest.FromString(each.body) for each in asked]
 
     def spans(self, request_id: str = "") -> list[Span]:
         """All spans, or those of one request once they are here, the request's own first."""
         spans = [
             span
-            for request in self.requests.copy()
+            for request in self.requests
             for resource in request.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
@@ -70,57 +68,27 @@ class Receiver(ThreadingHTTPServer):
         """The values of an attribute of the processes that sent spans."""
         return {
             pair.value.string_value
-            for request in self.requests.copy()
+            for request in self.requests
             for resource in request.resource_spans
             for pair in resource.resource.attributes
             if pair.key == name
         }
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Takes what the SDK's exporter posts."""
-
-    server: Receiver
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        """Parses the spans, and answers."""
-        assert self.path == "/v1/traces"
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.requests.append(ExportTraceServiceRequest.FromString(body))
-        self.server.gate.wait()
-        self.send_response(self.server.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def receiving() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        threading.Thread(target=receiver.serve_forever, daemon=True).start()
-        yield receiver
-        receiver.gate.set()
-        receiver.shutdown()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with receiving() as made:
-        yield made
+    with stub_api() as collector:
+        yield Receiver(collector)
 
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[tuple[str, str, Receiver]]:
     """URL of a service, host and port of its gRPC, and where its spans are."""
     port = str(servers.free_port())
-    with (
-        receiving() as receiver,
-        servers.api("tests.fake", settings(receiver, SERVING_GRPC_PORT=port)) as url,
-    ):
-        yield url, f"127.0.0.1:{port}", receiver
+    with stub_api() as collector:
+        receiver = Receiver(collector)
+        with servers.api("tests.fake", settings(receiver, SERVING_GRPC_PORT=port)) as url:
+            yield url, f"127.0.0.1:{port}", receiver
 
 
 def settings(receiver: Receiver, **more: str) -> dict[str, str]:
@@ -128,7 +96,7 @@ def settings(receiver: Receiver, **more: str) -> dict[str, str]:
     return {
         "SERVING_INSTANCES": "1",
         "SERVING_LOG_LEVEL": "error",
-        "SERVING_OTLP_ENDPOINT": receiver.url,
+        "SERVING_OTLP_ENDPOINT": receiver.collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "10",
         **more,
     }
@@ -310,7 +278,7 @@ def test_what_is_not_sampled_has_a_trace_id_in_the_log(
 def test_a_collector_that_refuses_is_one_warning(
     receiver: Receiver, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    receiver.status = 400
+    receiver.collector.usual = Reply(400)
     with servers.api("tests.fake", settings(receiver, SERVING_LOG_LEVEL="warning")) as url:
         for count in range(1, 4):
             assert predict(url, command()).status_code == 200
@@ -320,18 +288,9 @@ def test_a_collector_that_refuses_is_one_warning(
     assert "400" in line["reason"]
 
 
-def refuse(receiver: Receiver) -> None:
-    receiver.shutdown()
-    receiver.server_close()
-
-
-def hang(receiver: Receiver) -> None:
-    receiver.gate.clear()
-
-
-@pytest.mark.parametrize(("trouble", "processes"), [(refuse, 1), (hang, 1), (hang, 2)])
+@pytest.mark.parametrize(("trouble", "processes"), [("down", 1), ("held", 1), ("held", 2)])
 def test_the_service_answers_and_ends_without_a_collector(
-    receiver: Receiver, trouble: Callable[[Receiver], None], processes: int, tmp_path: Path
+    receiver: Receiver, trouble: str, processes: int, tmp_path: Path
 ) -> None:
     more = {"SERVING_WEB_PROCESSES": str(processes), "OTEL_BSP_MAX_QUEUE_SIZE": "4"}
     more |= {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4", "SERVING_LOG_LEVEL": "warning"}
@@ -345,7 +304,10 @@ def test_the_service_answers_and_ends_without_a_collector(
             return len(receiver.resources("service.instance.id")) == processes
 
         wait_for(all_have_sent)
-        trouble(receiver)
+        if trouble == "down":
+            receiver.collector.down()
+        else:
+            receiver.collector.held.clear()
         for _ in range(20):  # more than the queues hold
             assert predict(url, command()).status_code == 200
         server.terminate()

@@ -21,7 +21,7 @@ from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import precision_check
-from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from smallplates.worker.device_errors import OutOfDeviceMemoryError
 from tests import graphs
 from tests.unit.worker.test_gpu_parts import Driver
 
@@ -85,28 +85,6 @@ def test_fp16_is_only_used_where_it_agrees(model: Model, monkeypatch: pytest.Mon
     assert network.precision == "fp32"
     with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used: in fp16"):
         cuda.CudaNetwork(model, Processor(), "fp16")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [("CUDA failure 2: out of memory", OutOfDeviceMemoryError), ("CUDA failure 700", DeviceLostError)],
-)
-def test_errors_are_translated(
-    model: Model,
-    pixels: NDArray[np.uint8],
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    kind: type[Exception],
-) -> None:
-    network = cuda.CudaNetwork(model, Processor(), "fp32")  # type: ignore[arg-type]
-    network.infer(pixels[:1])
-
-    def fail(_: object) -> None:
-        raise RuntimeError(text)
-
-    monkeypatch.setattr(cuda.Bound, "run", fail)
-    with pytest.raises(kind):
-        network.infer(pixels[:1])
 
 
 def test_a_size_that_does_not_fit_is_let_go(

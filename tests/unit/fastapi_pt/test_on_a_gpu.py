@@ -19,7 +19,7 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import precision_check
-from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
+from smallplates.worker.device_errors import OutOfDeviceMemoryError
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -122,32 +122,6 @@ def test_a_size_that_does_not_fit_is_let_go(
         assert [bucket() for bucket in made] == [None]
     finally:
         gc.enable()
-
-
-@pytest.mark.usefixtures("processor")
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), OutOfDeviceMemoryError),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), DeviceLostError),
-        (ValueError("something else"), ValueError),
-    ],
-)
-def test_errors_are_translated(
-    model: Model,
-    pixels: NDArray[np.uint8],
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    kind: type[Exception],
-) -> None:
-    network = network_of(model)
-
-    def fail(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(network, "_new_bucket", fail)
-    with pytest.raises(kind):
-        network.infer(pixels[:1])
 
 
 def test_half_precision_is_only_used_where_it_agrees(

@@ -338,17 +338,6 @@ def test_a_large_text_is_left_to_the_service(stub: StubApi, client: FlaskClient)
     assert len(stub.asked[0].body["text"]) == 2_000_000
 
 
-def test_the_service_is_down_and_comes_back(stub: StubApi, client: FlaskClient) -> None:
-    serve(stub, SENTIMENT)
-    stub.down()
-    answer = client.post("/ask", data={"text": "x"})
-    assert (answer.status_code, answer.get_json()["code"]) == (502, "api_unreachable")
-    assert 'data-view="photos"' in client.get("/").text
-    stub.up()
-    assert client.get("/status").get_json()["model"]["view"] == "text"
-    assert 'data-view="text"' in client.get("/").text
-
-
 def test_a_model_without_an_example_cannot_be_tested(stub: StubApi, client: FlaskClient) -> None:
     serve(stub, {**FLOWERS, "example": None})
     page = client.get("/test")

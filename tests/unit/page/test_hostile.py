@@ -1,6 +1,5 @@
-"""Hostile input, other sites, overload: a clear answer, nothing on disk, nothing unescaped."""
+"""Hostile input, other sites, overload: a clear answer, and nothing unescaped."""
 
-import base64
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,13 +9,6 @@ from flask.testing import FlaskClient
 
 from tests.browser.page_app import JPEG, PHOTO, form, page_app
 from tests.browser.stub_api import StubApi, ok, until
-
-
-def test_nothing_inline(client: FlaskClient) -> None:
-    page = client.post("/", data=form((PHOTO, "egg.jpg"))).text
-    assert " style=" not in page
-    assert not re.search(r"\son\w+=", page)
-    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == [""]
 
 
 def test_odd_request_ids_are_replaced(stub: StubApi, client: FlaskClient) -> None:
@@ -79,20 +71,6 @@ def test_too_large(stub: StubApi) -> None:
     assert not stub.asked
 
 
-def test_uploads_stay_in_memory(
-    stub: StubApi, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a temporary file")
-
-    for name in ("TemporaryFile", "SpooledTemporaryFile", "NamedTemporaryFile", "mkstemp"):
-        monkeypatch.setattr(f"tempfile.{name}", refuse)
-    monkeypatch.setattr("werkzeug.formparser.SpooledTemporaryFile", refuse)
-    large = PHOTO + b"\0" * 3_000_000
-    assert client.post("/", **encoded(large)).status_code == 200
-    assert len(base64.b64decode(stub.asked[0].body["image"])) == len(large)
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -106,11 +84,6 @@ def test_uploads_stay_in_memory(
 def test_other_sites_cannot_post(client: FlaskClient, headers: dict[str, str]) -> None:
     for path in ("/", "/classify", "/ask", "/feedback", "/feedback/undo"):
         assert client.post(path, headers=headers).status_code == 403
-
-
-def test_the_own_site_can_post(client: FlaskClient) -> None:
-    for headers in ({"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://localhost"}, {}):
-        assert client.post("/classify", data=PHOTO, headers={**JPEG, **headers}).status_code == 200
 
 
 def test_unknown_addresses_samples_and_methods(client: FlaskClient) -> None:

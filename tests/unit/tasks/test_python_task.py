@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from smallplates.cli import task_check as check
 from smallplates.engine.backend import BackendInfo, DeclaredBackend
-from smallplates.engine.memory import KEPT_BYTES, Memory, SlotLayout
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
@@ -356,19 +355,6 @@ def test_a_schema_that_is_too_large_is_left_out(module: Path, tmp_path: Path) ->
     backend, _ = loaded(described(tmp_path, "own:Wide"))
     assert backend.schemas["request"] == {}
     assert backend.schemas["answer"]["title"] == "Point"
-
-
-def test_a_slot_gives_back_what_a_large_item_used() -> None:
-    description = ModelDescription(name="own", version="1", task="own:X", files={})
-    layout = SlotLayout(2, 1, 1, 1, PythonRequests.plan(Model(Path(), description), Settings()))
-    memory = Memory.create(layout)
-    try:
-        for size, kept in ((KEPT_BYTES, True), (10_000_000, False)):
-            memory.write_inputs(1, 0, [np.full(size, 7, np.uint8)])
-            memory.discard(1)
-            assert memory.signatures[0].inputs[0].array[1, :size].any() == kept
-    finally:
-        memory.close()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Batches of items of varying sizes: how they are divided, padded, computed and cut; their memory."""
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,8 +23,9 @@ from smallplates.errors import ConfigurationError, InvalidTensorError
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec, check_outputs
 from smallplates.settings import Settings
 from smallplates.supervision.worker_process import hang_limit
+from smallplates.tasks.image_classification import image_signatures
 from smallplates.worker import warmup
-from smallplates.worker.device_errors import OutOfDeviceMemoryError
+from smallplates.worker.device_errors import OutOfDeviceMemoryError, translate_errors
 from smallplates.worker.executor import BatchExecutor
 from smallplates.worker.queue import WorkQueue
 from tests.batches import divided
@@ -286,6 +289,39 @@ def test_a_device_that_stays_full_fails_every_item_and_ends(signature: Signature
         item: Item = text(3) if signature is TEXT else [np.array(1, np.int32), np.zeros(2, bool)]
         assert worker.compute(*[item] * 4) == [State.FAILED] * 4
         assert worker.memory.cap[0] == (1 if signature is TEXT else 2)
+
+
+class Forgetful:
+    """A device that is full for batches of two; `held` is what the last attempt had in its hands."""
+
+    def __init__(self) -> None:
+        self.held: weakref.ref[Array] | None = None
+
+    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+        """Zeros [1, 3]; by then the attempt with two has let go of everything."""
+        if len(inputs[0]) == 1:
+            assert self.held is not None
+            assert self.held() is None
+            return [np.zeros((1, 3), np.float32)]
+        activations = np.zeros(1, np.float32)
+        self.held = weakref.ref(activations)
+        with translate_errors():
+            raise RuntimeError("CUDA out of memory")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_what_did_not_fit_is_let_go_before_its_parts_are_tried() -> None:
+    photo: Item = [np.zeros((2, 2, 3), np.uint8)]
+    with working(*image_signatures((2, 2), 3), gpu=True) as worker:
+        worker.executor.backend = Forgetful()  # type: ignore[assignment]  # all that is called
+        gc.disable()  # what a cycle held would be free by chance only
+        try:
+            assert worker.compute(photo, photo) == [State.DONE] * 2
+        finally:
+            gc.enable()
+        assert worker.memory.cap[0] == 1
 
 
 def test_pages_of_large_items_are_given_back() -> None:

@@ -1,22 +1,17 @@
 """What is there for GPUs and needs none: batch_sizes, errors, figures, the number of processes."""
 
 import ctypes
-import gc
-import os
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from smallplates.engine import gpu_monitor
-from smallplates.engine.memory import Memory, SlotLayout, State
+from smallplates.engine.memory import Memory, SlotLayout
 from smallplates.errors import ConfigurationError
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
@@ -24,8 +19,6 @@ from smallplates.tasks.image_classification import image_signatures
 from smallplates.web.metrics import Metrics
 from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
-from smallplates.worker.executor import BatchExecutor, gather
-from smallplates.worker.queue import WorkQueue
 from tests.servers import wait_for
 
 LAYOUT = SlotLayout(
@@ -53,16 +46,6 @@ def test_half_of_a_cap_is_a_bucket(cap: int, half: int) -> None:
     assert batch_sizes.halve(cap, []) == max(1, cap // 2)
 
 
-def test_a_padded_batch_begins_with_its_inputs() -> None:
-    slots = np.arange(5, dtype=np.uint8)[:, np.newaxis]
-    room = np.full((8, 1), 9, np.uint8)
-    assert gather(slots, [3, 1, 4], room, 4).ravel().tolist() == [3, 1, 4, 9]
-    assert gather(slots, [2], room, 2).ravel().tolist() == [2, 1]
-    alone = gather(slots, [2], room, 1)
-    assert alone.tolist() == [[2]]
-    assert np.shares_memory(alone, slots)
-
-
 class Small:
     """A device with room for batches of `fits`."""
 
@@ -82,48 +65,6 @@ def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
     assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
     with pytest.raises(ConfigurationError, match="too small for one input: full"):
         warmup.measure(Small(0), LAYOUT.signatures[0], [2, 1])  # type: ignore[arg-type]
-
-
-class Forgetful:
-    """A device that is full for batches of two; `held` is what the last attempt had in its hands."""
-
-    def __init__(self) -> None:
-        self.held: weakref.ref[NDArray[np.float32]] | None = None
-
-    def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """Zeros [1, 3]; by then the attempt with two has let go of everything."""
-        if len(inputs[0]) == 1:
-            assert self.held is not None
-            assert self.held() is None
-            return [np.zeros((1, 3), np.float32)]
-        activations = np.zeros(1, np.float32)
-        self.held = weakref.ref(activations)
-        with translate_errors():
-            raise RuntimeError("CUDA out of memory")
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-def test_what_did_not_fit_is_let_go_before_its_parts_are_tried(memory: Memory) -> None:
-    work, control, done = os.pipe(), os.pipe(), os.pipe()
-    queue = WorkQueue(memory, 0, (work, work), control[0], Settings())
-    executor = BatchExecutor(memory, 0, queue, (done[1],))
-    executor.backend = Forgetful()  # type: ignore[assignment]  # all that is called of a backend
-    executor.buckets = [1, 2]
-    executor.device = ThreadPoolExecutor(1)
-    executor.open(2)
-    gc.disable()  # what a cycle held would be free by chance only
-    try:
-        executor.mark([0, 1])
-        executor.finish(executor.begin([0, 1]))
-    finally:
-        gc.enable()
-        executor.close()
-    assert [memory.state[slot] for slot in (0, 1)] == [State.DONE, State.DONE]
-    assert memory.cap[0] == 1
-    for fd in (*work, *control, *done):
-        os.close(fd)
 
 
 @pytest.mark.parametrize(

@@ -223,19 +223,3 @@ def test_a_body_that_arrives_at_shutdown(admitted: bool) -> None:
     asyncio.run(serve())
     assert service.model.predict.call_count == admitted
     assert service.writer.write.call_count == admitted
-
-
-def test_a_connection_that_is_idle_after_an_answer_ends_at_shutdown() -> None:
-    service = Service(tcp_idle_timeout_s=60)
-
-    async def serve() -> None:
-        connection, recorded = service.connect(), asyncio.Event()
-        service.service.metrics.requests.labels().inc.side_effect = recorded.set
-        service.reader.feed_data(request_frame(1, BODY, {}))
-        task = asyncio.ensure_future(connection.run())
-        await recorded.wait()
-        connection.finish()
-        await asyncio.wait_for(task, 20)
-
-    asyncio.run(serve())
-    assert service.writer.write.call_count == 1

@@ -631,15 +631,6 @@ async def test_an_answer_without_a_body_is_sent(client: Client) -> None:
     assert statuses(await client.reader.readuntil(b"\r\n\r\n")) == [b"200"]
 
 
-async def test_a_client_that_only_sends_no_more_has_all_answers(client: Client) -> None:
-    await client.ask((GET % b"held") * 2, "/held")
-    client.writer.write_eof()
-    assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE  # the end of sending has been seen
-    client.drain()
-    client.app.gate.set()
-    assert statuses(await client.rest()) == [b"200", b"200"]
-
-
 @pytest.mark.parametrize("behind", [b"", GET % b"a"])
 async def test_a_client_that_leaves_for_good_is_noticed(
     client: Client, behind: bytes, caplog: pytest.LogCaptureFixture

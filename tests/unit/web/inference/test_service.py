@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import threading
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
@@ -15,6 +14,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry
 from smallplates.web.inference import service as inference_service
 from smallplates.web.inference.service import InferenceService
+from tests.fake.model import write_model
 from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
@@ -105,13 +105,6 @@ async def test_a_model_that_has_been_closed_is_not_released_again(service: Infer
     assert await is_forgotten  # so `run`, which may end now, does not close its descriptors again
 
 
-def write_model(folder: Path, version: str, title: str = "") -> None:
-    """Writes a folder whose model.json has this title, and no weights."""
-    folder.mkdir(parents=True)
-    described = {"name": "fake", "version": version, "title": title, "task": "tensor"}
-    (folder / "model.json").write_text(json.dumps(described))
-
-
 class Engines(Registry):
     """Notes what is to be loaded, and starts nothing."""
 
@@ -127,9 +120,10 @@ class Engines(Registry):
 async def test_what_sha256_does_not_list_is_not_loaded_later(tmp_path: Path) -> None:
     first, store = tmp_path / "first", tmp_path / "store"
     write_model(first, "1")
-    write_model(first / "2", "2")
-    for folder in (first / "3", store / "known", store / "unknown"):
-        write_model(folder, folder.name if folder.name == "3" else "1", folder.name)
+    for later in ("2", "3"):
+        write_model(first / later, later)
+    for name in ("known", "unknown"):
+        write_model(store / name, "1", title=name, aliases={})
 
     def digest(folder: Path) -> str:
         return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()

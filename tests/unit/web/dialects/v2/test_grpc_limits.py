@@ -13,7 +13,7 @@ from smallplates.web.api.datatypes import DTYPES
 from smallplates.web.dialects.v2 import grpc_limits
 from smallplates.web.dialects.v2.grpc import Calls
 from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.dialects.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams, options
+from smallplates.web.dialects.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams
 from smallplates.web.dialects.v2.grpc_messages import decode, parse, typed_bytes
 from smallplates.web.metrics import Metrics
 from tests.unit.web.api.entries import tensors
@@ -85,27 +85,12 @@ async def test_where_nobody_waits_nobody_hurries() -> None:
 
 
 @pytest.mark.anyio
-async def test_all_time_out_in_the_end() -> None:
-    reader = MessageReadLimiter(limits(20))
-    ends = await asyncio.gather(*(reader.read(never) for _ in range(30)), return_exceptions=True)
-    assert {type(error) for error in ends} == {SlowBodyError}
-    assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
-
-
-@pytest.mark.anyio
 async def test_a_call_without_a_message() -> None:
     async def nothing() -> object:
         return grpc.aio.EOF
 
     with pytest.raises(InvalidRequestError, match="no message"):
         await MessageReadLimiter(limits()).read(nothing)
-
-
-def test_the_server_s_own_bounds() -> None:
-    chosen = dict(options(Settings(max_body_bytes=5, grpc_max_connections=6), shares_port=True))
-    assert chosen["grpc.max_receive_message_length"] == 5
-    assert chosen["grpc.max_allowed_incoming_connections"] == 6
-    assert chosen["grpc.so_reuseport"] == 1
 
 
 # streams
