@@ -31,6 +31,9 @@ UNMEASURED = {
 }
 """Settings of a service that does not measure which runtime, layout and precision to use."""
 
+PATIENT = {"SERVING_REQUEST_TIMEOUT_MS": "300000"}
+"""A deadline that a busy machine does not miss while a worker starts anew."""
+
 _ports = itertools.count(random.randrange(len(PORTS)))
 
 
@@ -115,7 +118,7 @@ def running(
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             cwd=ROOT,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **PATIENT, **(env or {})},
             text=True,
             stderr=stderr,
         )

@@ -36,7 +36,6 @@ def obedient(model: Path, folder: Path) -> dict[str, str]:
         "SERVING_MODEL_DIR": str(model),
         "SERVING_INSTANCES": "2",
         "SERVING_LOG_LEVEL": "error",
-        "SERVING_REQUEST_TIMEOUT_MS": "120000",
         "SERVING_WORKER_TIMEOUT_MS": "60000",
         "FAKE_GATE": str(folder / "gate"),
         "FAKE_BROKEN": str(folder / "broken"),
