@@ -16,7 +16,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
-from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask, check_known
+from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
 from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, TokenizerConfig, read_config
 
 USUAL_QUESTION = 32
@@ -126,7 +126,7 @@ class QuestionAnswering(TextTask):
         """
         texts = {name: fields[name] for name in ("question", "context")}
         (encoding,) = self.encode([self.to_reading(texts, None).texts])
-        check_known(texts, encoding)
+        self.check_known(texts, encoding)
         part, windows = self.windows(encoding, [*texts], self._stride)
         ids = np.array(encoding.ids[: part.start])
         passage = Passage(

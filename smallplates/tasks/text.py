@@ -27,7 +27,7 @@ from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Item, Signature, TensorSpec
 from smallplates.settings import Settings
 from smallplates.tasks.base import Fields, Prepared, Task, result_or_error
-from smallplates.tasks.tokenizer import load_tokenizer, quick_tokenizer, text_pipeline
+from smallplates.tasks.tokenizer import ids_beyond, load_tokenizer, quick_tokenizer, text_pipeline
 
 TOKENS, TENSOR = 0, 1
 """Indices of the signatures."""
@@ -113,6 +113,8 @@ class TextTask(Task):
 
         self.quick_tokenizer = quick_tokenizer(self.tokenizer)
         """For texts in printable ASCII."""
+
+        self._beyond = ids_beyond(self._model, self.tokenizer)
 
         self.max_tokens = signature.limits[LENGTH]
         """Maximum number of tokens in an item."""
@@ -242,11 +244,21 @@ class TextTask(Task):
 
         Raises InvalidTextError and TextTooLongError.
         """
-        check_known([*reading.texts][: self.needed_texts], encoding)
+        self.check_known([*reading.texts][: self.needed_texts], encoding)
         kept = self.kept(reading, encoding)
         arrays = [array[kept] for array in self.arrays(encoding)]
         is_cut = reading.is_cut or len(encoding) > self.max_tokens
         return Prepared([arrays], reading.context, truncated=is_cut, tokens=len(arrays[0]))
+
+    def check_known(self, names: Iterable[str], encoding: Encoding) -> None:
+        """Raises InvalidTextError for a text, by name, without tokens or with one that the network lacks."""
+        present = set(encoding.sequence_ids)
+        for number, name in enumerate(names):
+            if number not in present:
+                raise InvalidTextError(f"the {name} has no characters that the model knows")
+        if self._beyond and (beyond := self._beyond.intersection(encoding.ids)):
+            token = str(self.tokenizer.id_to_token(min(beyond)))
+            raise InvalidTextError(f"the network lacks the token {token[:40]!r} of the tokenizer")
 
     def kept(self, reading: Reading, encoding: Encoding) -> Array | slice:
         """Returns which tokens the model gets: all, or if they are too many, bool [tokens].
@@ -349,14 +361,6 @@ def names_of(field: str, value: Sequence[str] | str, most: int) -> Sequence[str]
     if isinstance(value, str):
         return [name for part in value.split(",") if (name := part.strip())]
     return value
-
-
-def check_known(names: Iterable[str], encoding: Encoding) -> None:
-    """Raises InvalidTextError for a text, by these names, of which the tokeniser has left nothing."""
-    present = set(encoding.sequence_ids)
-    for number, name in enumerate(names):
-        if number not in present:
-            raise InvalidTextError(f"the {name} has no characters that the model knows")
 
 
 def check(texts: Texts, needed: int = 1) -> None:

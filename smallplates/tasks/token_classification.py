@@ -20,7 +20,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
 from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
-from smallplates.tasks.text import Reading, Span, TextTask, check_known, names_of
+from smallplates.tasks.text import Reading, Span, TextTask, names_of
 from smallplates.tasks.tokenizer import text_pipeline
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -128,7 +128,7 @@ class TokenClassification(TextTask):
 
     def prepare_item(self, reading: Reading, encoding: Encoding) -> Prepared:
         """Returns an item per window, or one that is cut; see `TextTask.prepare_item`."""
-        check_known(reading.texts, encoding)
+        self.check_known(reading.texts, encoding)
         passage: Passage = reading.context
         places = np.arange(len(encoding))
         if passage.stride is None:

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
-from smallplates.models.huggingface import DEFAULT_TOKENS, TOKENIZER, Config, File, read
+from smallplates.models.huggingface import CONFIG, DEFAULT_TOKENS, TOKENIZER, Config, File, read
 from smallplates.tasks.image.preprocessor import PREPROCESSOR
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -146,6 +146,14 @@ def load_tokenizer(model: Model) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def ids_beyond(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
+    """Returns the tokens that the network lacks, as far as config.json says; see `load_tokenizer`."""
+    path = model.folder / CONFIG
+    known = None if model.digest or not path.exists() else read(path, Config).vocab_size
+    most = max(tokenizer.get_vocab().values(), default=0)
+    return frozenset(range(known, most + 1)) if known else frozenset()
 
 
 def quick_tokenizer(tokenizer: Tokenizer) -> Tokenizer:

@@ -32,13 +32,13 @@ class Family(NamedTuple):
 
 
 CONVNEXT, EFFICIENTNET, LEVIT, MOBILEVIT = "ConvNext", "EfficientNet", "Levit", "MobileViT"
-POOLFORMER = "PoolFormer"
+POOLFORMER, SEGFORMER = "PoolFormer", "Segformer"
 FAMILIES = {
     "ViT": Family(True, 2),
     "DeiT": Family(True, 3, 224),
     "Beit": Family(True, 3),  # transformers 4 cropped
     "Pvt": Family(True, None),
-    "Segformer": Family(True, 2),
+    SEGFORMER: Family(True, 2),
     EFFICIENTNET: Family(True, None),
     "EfficientFormer": Family(True, 3, 224),
     "CLIP": Family(False, 3, 224),
@@ -149,7 +149,7 @@ class Preprocessor(File):
             resize = int(256 / 224 * resize)
         is_given = "do_center_crop" in self.model_fields_set
         crops = self.do_center_crop if is_given else family.crop is not None
-        return resize, self._crop(family) if crops else None
+        return resize, self._crop(family) if crops and kind != SEGFORMER else None
 
     def _crop(self, family: Family) -> int:
         crop = sides("crop_size", self.crop_size or family.crop, square=True)

@@ -109,6 +109,7 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("ViTHybrid", 41, **CROP_32), 41, Resampling.BILINEAR, 32),
         (of("Siglip", 41, **CROP_32, do_center_crop=True), 41, Resampling.BILINEAR, 32),
         (of("Segformer", 43, reduce_labels=False), (43, 43), Resampling.BILINEAR, None),
+        (of("Segformer", 43, **CROP_32, do_center_crop=True), (43, 43), Resampling.BILINEAR, None),
         (of("Levit", (0, 35), resample=3, crop_size=35), 40, Resampling.BICUBIC, 35),
         (of("Levit", {"height": 43, "width": 44}, crop_size=35), (43, 44), Resampling.BILINEAR, 35),
         (of("Levit", 196, do_center_crop=True), 224, Resampling.BILINEAR, 224),

@@ -73,6 +73,17 @@ def test_all_texts_get_the_tokens_of_the_file(tmp_path: Path, text: str) -> None
 
 
 @of_both
+def test_a_token_that_the_network_lacks_is_the_clients_error(tmp_path: Path, kind: Kind) -> None:
+    size = exports.word_piece().get_vocab_size()
+    folder = kind.save(tmp_path / "made", exports.word_piece(), {"vocab_size": size})
+    (folder / "tokenizer_config.json").write_text('{"additional_special_tokens": ["<dish>"]}')
+    task = loaded(folder)
+    assert task.preprocess({kind.first: "warm", kind.second: "soup"}).items
+    with pytest.raises(InvalidTextError, match="<dish>"):
+        task.preprocess({kind.first: "warm", kind.second: "a <dish> of soup"})
+
+
+@of_both
 def test_the_planner_asks_the_backend(tmp_path: Path, kind: Kind) -> None:
     served = ServedTask(kind.save(tmp_path / "made", exports.word_piece(), {}))
     plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(served.model)
