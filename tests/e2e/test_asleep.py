@@ -38,7 +38,6 @@ def get(url: str, path: str) -> Any:
 
 
 def infer_request() -> dict[str, Any]:
-    """A request in the Open Inference Protocol, with a tensor."""
     values = command_tensor(class_index=7)
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, *values.shape]}
     return {"inputs": [{**tensor, "data": values.ravel().tolist()}]}
