@@ -235,8 +235,7 @@ def test_a_shutdown_while_it_loads_ends_the_service_and_its_worker(
         server.send_signal(signal.SIGTERM)
         if in_time:
             (tmp_path / "loading").unlink()
-        _, alive = psutil.wait_procs([server, worker], timeout=60)
-        assert not alive
+        assert not psutil.wait_procs([server, worker], timeout=60)[1]
     assert waiting.result().status_code == (200 if in_time else 500)
 
 
