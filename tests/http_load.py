@@ -21,7 +21,6 @@ class Answer:
 
     @property
     def label(self) -> str | None:
-        """The predicted class of a 200."""
         return self.body.get("prediction")
 
 

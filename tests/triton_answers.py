@@ -8,7 +8,6 @@ from tests.browser.stub_api import MODEL, SURE, Reply
 
 
 def outputs(scores: Mapping[str, Any] = SURE) -> Reply:
-    """Labels and probabilities of one photo."""
     shape = [1, len(scores)]
     tensors = [
         {"name": "FOOD_LABEL", "datatype": "BYTES", "shape": shape, "data": list(scores)},

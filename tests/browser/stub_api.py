@@ -38,8 +38,6 @@ TIMES = "decode;dur=1.2, queue;dur=0.4, infer;dur=7.3, total;dur=9.6"
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer of the stub."""
-
     status: int = 200
     body: Any = None  # JSON of any shape; bytes are sent as they are
     headers: Mapping[str, str] = field(default_factory=dict)

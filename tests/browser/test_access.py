@@ -38,7 +38,6 @@ LONG = "Donaudampfschifffahrt" * 8
 
 
 def violations(page: Page) -> list[str]:
-    """Describes the violations that axe-core finds."""
     violated = Axe().run(page, options=RULES).response["violations"]
     return [f"{item['id']}: {node['html']}" for item in violated for node in item["nodes"]]
 
@@ -115,7 +114,6 @@ def vectors(page: Page, _: StubApi) -> None:
 
 
 def ranking(page: Page, _: StubApi) -> None:
-    """Shows long texts that are sorted."""
     live(page, Query=f"wonderful {LONG}", Texts=f"wonderful {LONG}\nso so\nzzz")
 
 
@@ -127,7 +125,6 @@ def entities(page: Page, _: StubApi) -> None:
 
 
 def labels(page: Page, _: StubApi) -> None:
-    """Shows an answer about long labels."""
     live(page, Text=LONG, Labels=f"a, {LONG}")
 
 

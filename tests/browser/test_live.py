@@ -13,7 +13,6 @@ DONE = '.card[data-state="done"]'
 
 
 def cells(page: Page) -> list[list[str]]:
-    """Returns the numbers of the matrix, row by row."""
     rows = page.locator(".matrix tbody tr").all()
     return [row.locator("td").all_inner_texts() for row in rows]
 

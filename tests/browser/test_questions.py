@@ -19,7 +19,6 @@ def page(page_of: PageOf) -> Page:
 
 
 def ask(page: Page, question: str, answers: int = 1) -> None:
-    """Asks by Enter, and waits for the answer."""
     page.get_by_label("Question").fill(question)
     page.get_by_label("Question").press("Enter")
     expect(page.locator('.card[data-state="done"]')).to_have_count(answers)

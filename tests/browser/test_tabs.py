@@ -47,7 +47,6 @@ def several(open_page: Opener, stub: StubApi, forgetful_url: str) -> Several:
 
 @pytest.fixture
 def page(several: Several) -> Page:
-    """The page before five models, opened."""
     return several(*MODELS)[0]
 
 
@@ -56,13 +55,11 @@ def tab(page: Page, name: str) -> Locator:
 
 
 def choose(page: Page, name: str) -> None:
-    """Opens a tab and waits for its panel."""
     tab(page, name).click()
     is_open(page, name)
 
 
 def is_open(page: Page, name: str) -> None:
-    """Waits until this tab is open, and no other."""
     title = TITLES.get(name, name)
     expect(page.locator("#page")).to_have_attribute("data-name", name)
     expect(page.get_by_role("tab", selected=True)).to_have_text(re.compile(f"^{re.escape(title)}"))

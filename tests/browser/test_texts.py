@@ -24,7 +24,6 @@ def sentences(page: Page) -> list[str]:
 
 
 def write(page: Page, text: str, answers: int) -> None:
-    """Fills in the text and waits for its answers."""
     page.get_by_label("Your text").fill(text)
     expect(page.locator('.card[data-state="done"]')).to_have_count(answers)
     expect(page.locator(".card")).to_have_count(answers)

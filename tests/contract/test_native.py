@@ -30,7 +30,6 @@ def post(url: str, data: Any = None, path: str = "/predict", **headers: str) -> 
 
 
 def check_error(response: requests.Response, status: int, code: str) -> None:
-    """The documented body of an error, and no trace of the code behind it."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"detail", "code", "request_id"}
@@ -68,7 +67,6 @@ def test_every_way_in_gives_the_same_answer(backend_url: str) -> None:
 
 
 def ways_to_send(photos: Sequence[bytes]) -> dict[str, dict[str, Any]]:
-    """Returns the ways to send several photos in one request."""
     files = [("image" if index % 2 else "file", photo) for index, photo in enumerate(photos)]
     return {
         "json": {"json": {"image": [base64.b64encode(photo).decode() for photo in photos]}},

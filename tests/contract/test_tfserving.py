@@ -22,7 +22,6 @@ def post(url: str, body: Any, path: str = f"{PHOTOS}:predict") -> requests.Respo
 
 
 def check_error(response: requests.Response, status: int, words: str) -> None:
-    """The protocol's shape of an error."""
     assert response.status_code == status, response.text
     assert list(response.json()) == ["error"]
     assert words in response.json()["error"]

@@ -12,7 +12,6 @@ URL = "/predictions/food_classifier"
 
 
 def check_error(response: requests.Response, status: int, kind: str) -> None:
-    """The protocol's shape of an error."""
     assert response.status_code == status, response.text
     body = response.json()
     assert list(body) == ["code", "type", "message"]

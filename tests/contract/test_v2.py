@@ -48,12 +48,10 @@ class Triton:
         return [tensor.set_data_from_numpy(np.array(values, object).reshape(shape), **self.binary)]
 
     def tensors(self, values: np.ndarray) -> list[Any]:
-        """Returns the input for normalised photos."""
         tensor = self.library.InferInput("input", list(values.shape), "FP32")
         return [tensor.set_data_from_numpy(values, **self.binary)]
 
     def output(self, name: str, **options: Any) -> Any:
-        """Returns a requested output."""
         return self.library.InferRequestedOutput(name, **self.binary, **options)
 
     def infer(self, model: str, inputs: list[Any], *outputs: Any, **options: Any) -> Any:
@@ -69,7 +67,6 @@ class Triton:
         return getattr(self.client, f"get_{what}")(*arguments, **options)
 
     def status(self, call: Callable[[], Any]) -> str:
-        """Returns the status and the message with which a call fails."""
         with pytest.raises(InferenceServerException) as caught:
             call()
         return f"{caught.value.status()} {caught.value.message()}"
@@ -77,7 +74,6 @@ class Triton:
 
 @pytest.fixture(params=["http", "json", "grpc"])
 def triton(request: pytest.FixtureRequest, backend_url: str, grpc_target: str) -> Iterator[Triton]:
-    """One of Triton's clients."""
     target = grpc_target if request.param == "grpc" else backend_url.removeprefix("http://")
     triton = Triton(request.param, target)
     yield triton
@@ -306,7 +302,6 @@ def question(data: Any = None, shape: list[Any] | None = None, **more: Any) -> d
 
 
 def check_error(response: requests.Response, status: int, words: str) -> None:
-    """The protocol's shape of an error."""
     assert response.status_code == status, response.text
     body = response.json()
     assert list(body) == ["error"]
@@ -439,7 +434,6 @@ def test_unclaimed_bytes_are_refused(backend_url: str) -> None:
 def over_grpc(
     target: str, request: bytes, path: str = "inference.GRPCInferenceService/ModelInfer"
 ) -> bytes:
-    """Returns the answer to a serialised message."""
     with grpc.insecure_channel(target) as channel:
         answer: bytes = channel.unary_unary(f"/{path}")(request, timeout=60)
         return answer

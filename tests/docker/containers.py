@@ -37,13 +37,11 @@ def run(*command: str, env: Mapping[str, str] | None = None, seconds: float = ST
 
 
 def inspect(name: str) -> dict[str, Any]:
-    """What Docker knows about an image or a container."""
     described: list[dict[str, Any]] = json.loads(run("docker", "inspect", name))
     return described[0]
 
 
 def logs(identity: str) -> str:
-    """All that a container has said."""
     return run("sh", "-c", 'docker logs "$0" 2>&1', identity)
 
 
@@ -130,7 +128,6 @@ class Stack:
         return run(*compose_command(), *project, *files, *arguments, env=env, seconds=seconds)
 
     def containers(self, service: str) -> list[str]:
-        """Ids of a service's running containers."""
         return self.compose("ps", "--quiet", service).split()
 
     @contextmanager

@@ -36,7 +36,6 @@ def stack(images: list[str], url: str, tmp_path: Path) -> Iterator[Stack]:
 
 
 def scale(stack: Stack, count: int, *options: str) -> None:
-    """Starts or ends replicas, and waits until all of them are healthy."""
     wanted = ("--scale", f"fastapi_server={count}", "fastapi_server")
     stack.compose("up", "--detach", "--no-build", *options, *wanted)
 

@@ -63,6 +63,5 @@ class Senders:
             self.statuses[post(self._url, self._photo)] += 1
 
     def answered(self, more: int) -> None:
-        """Waits until this many more requests have been answered."""
         goal = self.statuses.total() + more
         wait_until(lambda: self.statuses.total() >= goal, f"{more} more answers")

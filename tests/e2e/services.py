@@ -57,7 +57,6 @@ def fake_service(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns as soon as the condition holds."""
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
             await asyncio.sleep(0.005)
@@ -91,7 +90,6 @@ def check_one_sentence(process: subprocess.CompletedProcess[str], *words: str) -
 
 
 def ask(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """`smallplates ask`."""
     return servers.run(sys.executable, "-m", "smallplates", "ask", *arguments, env=env)
 
 
@@ -105,7 +103,6 @@ def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> r
 
 
 def predict(url: str, picture: bytes, **headers: str | bytes) -> requests.Response:
-    """POST /predict with the picture as the body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.post(f"{url}/predict", data=picture, headers=named, timeout=120)
 

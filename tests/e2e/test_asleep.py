@@ -38,7 +38,6 @@ def get(url: str, path: str) -> Any:
 
 
 def infer_request() -> dict[str, Any]:
-    """A request in the Open Inference Protocol, with a tensor."""
     values = command_tensor(class_index=7)
     tensor = {"name": "input", "datatype": "FP32", "shape": [1, *values.shape]}
     return {"inputs": [{**tensor, "data": values.ravel().tolist()}]}
@@ -236,8 +235,7 @@ def test_a_shutdown_while_it_loads_ends_the_service_and_its_worker(
         server.send_signal(signal.SIGTERM)
         if in_time:
             (tmp_path / "loading").unlink()
-        _, alive = psutil.wait_procs([server, worker], timeout=60)
-        assert not alive
+        assert not psutil.wait_procs([server, worker], timeout=60)[1]
     assert waiting.result().status_code == (200 if in_time else 500)
 
 

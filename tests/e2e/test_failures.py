@@ -29,7 +29,6 @@ from tests.servers import metric, wait_for
 
 
 def model_of(url: str) -> dict[str, Any]:
-    """What `/model` says."""
     described: dict[str, Any] = requests.get(f"{url}/model", timeout=60).json()
     return described
 

@@ -59,7 +59,6 @@ def patient_url() -> Iterator[str]:
 
 
 def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
-    """A connection, with a small buffer for answers where that is asked for."""
     parts = urlsplit(url)
     connection = socket.socket()
     if receive_bytes:
@@ -70,7 +69,6 @@ def connect(url: str, receive_bytes: int | None = None) -> socket.socket:
 
 
 def is_answered(url: str) -> bool:
-    """Whether an ordinary client gets what it came for, on a connection of its own."""
     with requests.Session() as session:
         return session.post(f"{url}/predict", data=command(), timeout=60).status_code == 200
 
@@ -96,13 +94,11 @@ def send_one(connection: socket.socket, byte: bytes) -> bool:
 
 
 def established(process: psutil.Process) -> int:
-    """Connections that the service holds."""
     return sum(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections("tcp"))
 
 
 @contextlib.contextmanager
 def many(url: str, count: int) -> Iterator[list[socket.socket]]:
-    """Connections that are closed in the end."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(connect(url)) for _ in range(count)]
 

@@ -6,7 +6,6 @@ Where a change is meant, delete the `.response` file: the test writes it anew, a
 somebody looks at it.
 """
 
-import json
 import re
 import socket
 import struct
@@ -21,19 +20,11 @@ import grpc
 import pytest
 
 from tests import exports, servers
+from tests.fake.model import write_model
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PAIRS = sorted(GOLDEN.glob("*/*/*.request"))
 CHANGING = {b"date", b"server", b"x-request-id", b"server-timing"}
-MODEL = {
-    "name": "four",
-    "version": "1",
-    "labels": ["bread", "soup", "rice", "egg"],
-    "image": {"resize": [8, 8], "mean": [0, 0, 0], "std": [1, 1, 1]},
-    "files": {},
-    "aliases": {"food_classifier": "request", "food_classifier_onnx": "tensor"},
-    "names": {"image": "INPUT_IMAGE", "label": "FOOD_LABEL"},
-}
 
 
 @dataclass(frozen=True)
@@ -54,8 +45,7 @@ class Service:
 
 def images(folder: Path) -> str:
     """Makes a model with four classes, and returns what computes it."""
-    folder.mkdir()
-    (folder / "model.json").write_text(json.dumps(MODEL))
+    write_model(folder, "1", name="four", labels=["bread", "soup", "rice", "egg"])
     return "tests.fake"
 
 

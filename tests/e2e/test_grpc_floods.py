@@ -44,7 +44,6 @@ class Service:
     port: int
 
     def answers(self) -> bool:
-        """Whether an ordinary client gets its answer, on a connection of its own."""
         from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 
         tensor = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1]}
@@ -86,7 +85,6 @@ def prefix(length: int) -> bytes:
 
 
 def peers(service: Service, count: int, stack: contextlib.ExitStack) -> list[Http2]:
-    """Connections that are closed in the end."""
     made = [stack.enter_context(Http2(service.port)) for _ in range(count)]
     for peer in made:
         assert peer.look(20)  # the server's settings, which are acknowledged

@@ -43,7 +43,6 @@ def post(url: str, content: Json) -> Json:
 
 
 def best(url: str, name: str, **fields: Json) -> list[tuple[str, float]]:
-    """Returns the classes of a native answer."""
     return [
         (each["label"], each["probability"]) for each in post(f"{url}/predict/{name}", fields)["top"]
     ]

@@ -103,8 +103,7 @@ def test_both_start_and_both_stop(
         assert len(children) >= 2
         launcher.send_signal(number)
         assert launcher.wait(60) == 0
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert not alive
+        assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_nohup_keeps_both() -> None:
@@ -119,8 +118,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_behind() -> None:
     with launched(FAKE) as (launcher, _, _):
         children = psutil.Process(launcher.pid).children(recursive=True)
         launcher.kill()
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert not alive
+        assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_the_death_of_one_ends_the_other() -> None:
@@ -128,8 +126,7 @@ def test_the_death_of_one_ends_the_other() -> None:
         children = psutil.Process(launcher.pid).children(recursive=True)
         page_of(children).kill()
         assert launcher.wait(60) == 1
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert not alive
+        assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_a_second_sigint_kills_what_does_not_end() -> None:
@@ -138,8 +135,7 @@ def test_a_second_sigint_kills_what_does_not_end() -> None:
         page = page_of(children)
         page.suspend()
         launcher.terminate()
-        _, alive = psutil.wait_procs([child for child in children if child != page], timeout=60)
-        assert not alive
+        assert not psutil.wait_procs([child for child in children if child != page], timeout=60)[1]
         launcher.terminate()
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(60) == 0

@@ -57,7 +57,6 @@ def guarded_url() -> Iterator[str]:
 
 
 def listens(url: str) -> bool:
-    """Whether a new connection is accepted."""
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60).close()

@@ -38,8 +38,6 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Service:
-    """A running service, reachable both ways."""
-
     url: str
     port: int
     gate: Path = Path()
@@ -68,7 +66,6 @@ class Service:
 
 
 def answers_of(status: int, code: str) -> str:
-    """The series that counts these answers."""
     return f'serving_requests_total{{code="{code}",path="tcp",status="{status}"}}'
 
 
@@ -119,7 +116,6 @@ def frame(photo: bytes, number: int = 7, options: bytes = b"") -> bytes:
 
 
 def read_answers(connection: socket.socket) -> list[Answer]:
-    """All answers until the service closes the connection."""
     client = TcpClient.__new__(TcpClient)
     client._socket, client._file = connection, connection.makefile("rb")
     answers = []
@@ -145,7 +141,6 @@ def test_several_photos_get_a_list(onnx: Service) -> None:
 
 @pytest.fixture
 def onnx(onnx_url: str, onnx_tcp_port: int) -> Service:
-    """The shared service of the default model."""
     return Service(onnx_url, onnx_tcp_port)
 
 

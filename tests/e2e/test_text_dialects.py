@@ -56,7 +56,6 @@ def answer(url: str, content: Json, **headers: str) -> Json:
 
 
 def native(url: str, **fields: Json) -> list[float]:
-    """Returns the vector of `/predict/words`."""
     vector: list[float] = answer(f"{url}/predict/words", fields)["embedding"]
     return vector
 

@@ -112,7 +112,6 @@ def log_lines(text: str) -> list[dict[str, Any]]:
 
 
 def check_nested(spans: list[Span]) -> None:
-    """The stages follow each other within the request."""
     request, *stages = spans
     assert [span.name for span in stages] == STAGES
     times = [moment for s in stages for moment in (s.start_time_unix_nano, s.end_time_unix_nano)]

@@ -45,7 +45,6 @@ def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the command in an empty folder."""
     return subprocess.run(
         [command, *arguments],
         cwd=command.parent,

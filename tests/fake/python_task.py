@@ -55,11 +55,9 @@ class Obedient(PythonTask):
     example: ClassVar[Request | None] = Request(number=1)
 
     def load(self, folder: Path, device: str) -> None:
-        """Remembers both."""
         self.place = f"{folder.name} {device}"
 
     def preprocess(self, request: Request) -> Request:
-        """Refuses what is to be refused."""
         if request.does == "refuse":
             raise ValueError(f"{request.number} is refused")
         if request.does == "fail early":
@@ -86,7 +84,6 @@ class Obedient(PythonTask):
         return items
 
     def postprocess(self, output: Request) -> dict[str, Any]:
-        """Refuses what is to be refused late."""
         if output.does == "refuse late":
             raise ValueError(f"{output.number} is refused late")
         return {"number": output.number, "text": self.place + "x" * output.length}
@@ -125,7 +122,6 @@ class Numbers(PythonTask):
         """Loads nothing."""
 
     def infer(self, items: list[Request]) -> list[dict[str, Any]]:
-        """Returns the requests."""
         return [
             item.model_dump() | ({"exact": float(item.not_finite)} if item.not_finite else {})
             for item in items
@@ -150,5 +146,4 @@ class Squares(PythonTask):
         """Loads nothing."""
 
     def infer(self, items: list[Request]) -> list[dict[str, Any]]:
-        """Returns the squares."""
         return [{"square": item.number**2, "all": [item.number**2]} for item in items]

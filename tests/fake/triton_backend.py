@@ -33,7 +33,6 @@ class Tensor:
     array: np.ndarray
 
     def as_numpy(self) -> np.ndarray:
-        """The array."""
         return self.array
 
 
@@ -59,7 +58,6 @@ class Request:
         return json.dumps(self.asked) if self.asked else ""
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone."""
         return self.cancelled
 
 

@@ -101,7 +101,6 @@ class Traffic:
 
 
 def running(app: str = "default") -> int:
-    """Returns the number of replicas that serve."""
     states = serve.status().applications[app].deployments["Classifier"].replica_states
     return int(states.get("RUNNING", 0))
 

@@ -58,7 +58,6 @@ def test_imports_go_downwards_only(height: int) -> None:
 
 
 def loaded(statement: str) -> set[str]:
-    """The modules of a new interpreter after a statement."""
     program = f"import sys, json; {statement}; print(json.dumps(list(sys.modules)))"
     command = [sys.executable, "-c", program]
     return set(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))

@@ -84,20 +84,16 @@ def test_fields_of_every_line(root: logging.Logger, capfd: pytest.CaptureFixture
     assert [line.get("model") for line in lines] == ["food11", "another", None]
 
 
-def test_a_path_that_is_not_utf_8_is_logged(
-    root: logging.Logger,  # noqa: ARG001 as before afterwards
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("root")
+def test_a_path_that_is_not_utf_8_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
     logger().warning("loading", folder=os.fsdecode(b"caf\xe9 \xc3\xa9"), load_s=1.5)
     line = json.loads(capfd.readouterr().err)
     assert (line["folder"], line["load_s"]) == ("caf? é", 1.5)
 
 
-def test_a_path_cannot_paint_on_a_terminal(
-    root: logging.Logger,  # noqa: ARG001 as before afterwards
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("root")
+def test_a_path_cannot_paint_on_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings(log_format="console"))
     logger().info("no such path", path="/\x1b[2J\x9b1A\0é", status=404)
     logging.getLogger("uvicorn.error").warning("one\nline")
@@ -108,12 +104,10 @@ def test_a_path_cannot_paint_on_a_terminal(
     assert len(said.splitlines()) == 2
 
 
+@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("zone", ["UTC+200", "UTC-5"])
 def test_lines_for_people_have_the_local_time(
-    root: logging.Logger,  # noqa: ARG001 as before afterwards
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    zone: str,
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, zone: str
 ) -> None:
     configure_logging(Settings(log_format="console"))
     with monkeypatch.context() as patch:

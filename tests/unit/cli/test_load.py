@@ -49,7 +49,6 @@ GRAPH_INPUTS = [
 
 
 def load(*arguments: str) -> tuple[int, str]:
-    """Runs the command; returns the exit code and what it wrote."""
     result = CliRunner().invoke(app, ["load", *ONCE, *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.output

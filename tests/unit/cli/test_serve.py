@@ -40,7 +40,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 def call(*arguments: str | Path) -> tuple[int, str]:
-    """Runs `smallplates serve`; returns the exit code and what it wrote."""
     result = CliRunner().invoke(app, ["serve", *map(str, arguments)])
     return result.exit_code, result.output
 

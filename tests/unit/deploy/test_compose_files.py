@@ -56,7 +56,6 @@ DESCRIBED = [
 
 
 def services_of(name: str) -> dict[str, Any]:  # Any: YAML
-    """The services of one file in docker/."""
     services: dict[str, Any] = yaml.safe_load((DOCKER / f"{name}.yaml").read_text())["services"]
     return services
 

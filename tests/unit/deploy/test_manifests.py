@@ -50,7 +50,6 @@ def find(kind: str, objects: list[Object]) -> Any:  # Any: YAML
 
 
 def environment_of(pod: Any) -> dict[str, str]:  # Any: YAML
-    """Returns the variables of the only container."""
     (container,) = pod["containers"]
     return {variable["name"]: variable["value"] for variable in container["env"]}
 

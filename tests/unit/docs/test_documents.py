@@ -25,7 +25,6 @@ every_document_of_today = pytest.mark.parametrize(
 
 
 def prose(path: Path) -> str:
-    """A document without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 

@@ -21,7 +21,6 @@ BACKENDS = [
 
 
 def values(setting: str) -> set[str]:
-    """The values of a setting but `auto`."""
     return set(get_args(Settings.model_fields[setting].annotation)) - {"auto"}
 
 

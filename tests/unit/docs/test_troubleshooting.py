@@ -27,7 +27,6 @@ NO_START = [f"smallplates/{name}" for name in ("cli/export.py", "client", "expor
 
 
 def codes(section: str) -> list[tuple[str, str]]:
-    """The code and status of each row."""
     return re.findall(CODE, section, re.MULTILINE)
 
 

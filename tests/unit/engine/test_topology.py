@@ -40,7 +40,6 @@ def test_there_is_at_least_one_and_there_are_not_too_many() -> None:
 
 
 def most(monkeypatch: pytest.MonkeyPatch, cores: int, **values: object) -> int:
-    """Returns the most web processes on a machine with so many cores."""
     monkeypatch.setattr(cpus, "usable", lambda: cores)
     return topology.most_web_processes(Settings.model_validate(values))
 

@@ -24,7 +24,6 @@ PROGRAMS = [
 
 
 def run(html: str, program: str, folder: Path) -> str:
-    """Runs the code of one kind in a page; returns what it prints."""
     code = unescape(html.partition(f'<code class="{program}">')[2].partition("</code>")[0])
     assert "k-1" not in code
     command = [sys.executable, "-c", code] if program == "python" else ["bash", "-c", code]

@@ -42,7 +42,6 @@ def save(
 
 
 def refusal(taker: Feedback, *arguments: Any, **named: Any) -> PageError:
-    """The error of `save`."""
     with pytest.raises(PageError) as caught:
         save(taker, *arguments, **named)
     return caught.value

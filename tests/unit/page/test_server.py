@@ -186,7 +186,6 @@ def announcement(size: int, *headers: str) -> bytes:
 
 
 def read_all(browser: socket.socket) -> bytes:
-    """Reads until the server closes the connection."""
     return b"".join(iter(lambda: browser.recv(65536), b""))
 
 

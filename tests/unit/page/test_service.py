@@ -22,7 +22,6 @@ class HangingApi:
         return None
 
     def model(self, _: str | None = None) -> dict[str, str]:
-        """Returns a model without labels."""
         return {"name": "soups"}
 
 

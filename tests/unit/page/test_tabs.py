@@ -18,7 +18,6 @@ NAMES = [model["name"] for model in MODELS]
 
 
 def tabs(page: str) -> list[tuple[str, str]]:
-    """Addresses and names of the tabs."""
     links = page.partition('id="tabs"')[2].partition("</ul>")[0].split("<a ")[1:]
     texts = [unescape(link.partition("<span>")[2].partition("</span>")[0]) for link in links]
     addresses = [link.partition('href="')[2].partition('"')[0] for link in links]
@@ -26,7 +25,6 @@ def tabs(page: str) -> list[tuple[str, str]]:
 
 
 def current(page: str) -> str:
-    """Name of the tab that is open."""
     return page.partition(' aria-current="page"')[0].rpartition('data-name="')[2].partition('"')[0]
 
 

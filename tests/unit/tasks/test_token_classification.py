@@ -34,7 +34,6 @@ def found(folder: Path, text: str, settings: dict[str, Any] | None = None, **fie
 
 
 def score(*logits: float) -> float:
-    """The probability of the first of these logits."""
     return math.exp(logits[0]) / sum(map(math.exp, logits))
 
 

@@ -46,7 +46,6 @@ class Accepting(process.InheritedServer):
 
 
 async def took_one(server: Accepting, listener: socket.socket) -> None:
-    """Opens a connection, and returns when it has been accepted."""
     with socket.create_connection(listener.getsockname()):
         async with asyncio.timeout(60):
             (await server.accepted.get()).close()

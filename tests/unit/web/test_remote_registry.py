@@ -63,7 +63,6 @@ def ends() -> Iterator[tuple[socket.socket, RemoteRegistry, Web]]:
 
 
 async def said(parent: socket.socket) -> dict[str, Any]:
-    """The next message of the web process."""
     async with asyncio.timeout(60):
         data = await asyncio.get_running_loop().sock_recv(parent, messages.MAX_MESSAGE)
     message: dict[str, Any] = json.loads(data)

@@ -58,7 +58,6 @@ class Echo:
         self.full = False
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs of TEXT or FIXED."""
         self.batches.append([array.copy() for array in inputs])
         if self.full:
             raise OutOfDeviceMemoryError("full")

@@ -53,7 +53,6 @@ def breaking(_: Sequence[Array]) -> list[Array]:
 
 
 def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float = 1e6) -> list[Trial]:
-    """Returns the trials of fp32 and these candidates."""
     fp32 = Candidate("a", "fp32")
     networks = dict([(fp32, reference), *others])
     with pytest.MonkeyPatch.context() as patch:

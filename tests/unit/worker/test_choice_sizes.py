@@ -39,8 +39,6 @@ def _speed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def computing(change: Change | None = None) -> Infer:
-    """Returns a network of two classes."""
-
     def infer(inputs: Sequence[Array]) -> list[Array]:
         (batch,) = inputs
         means = batch.mean((1, 2, 3))
@@ -63,8 +61,6 @@ def compare_with(candidate: Candidate, other: Infer, reference: Infer | None = N
 
 
 def at(height: int, width: int, change: Change) -> Change:
-    """Returns a change for a single size."""
-
     def changed(batch: Array, logits: Array) -> Array:
         return change(batch, logits) if batch.shape[2:] == (height, width) else logits
 

@@ -34,7 +34,6 @@ class Sums:
     """A backend that answers with the sums of its inputs."""
 
     def infer(self, _: Signature, inputs: list[Array]) -> list[Array]:
-        """Sums [N]."""
         return [inputs[0].sum(axis=1)]
 
 
@@ -93,7 +92,6 @@ def engine() -> Iterator[Engine]:
 
 
 def compute_one(worker: Worker) -> int:
-    """Takes and computes a batch; returns how many records were taken."""
     taken = worker._queue.take(wait=False) or []
     worker._compute(taken, None)
     worker._queue.clear()

@@ -53,7 +53,6 @@ class Small:
         self.fits = fits
 
     def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
-        """Zeros [N, 3]."""
         if len(inputs[0]) > self.fits:
             raise OutOfDeviceMemoryError("full")
         return [np.zeros((len(inputs[0]), 3), np.float32)]
@@ -113,7 +112,6 @@ class Nvml:
         return uuid
 
     def nvmlDeviceGetUtilizationRates(self, _: str) -> SimpleNamespace:  # noqa: N802
-        """Three quarters, until it is lost."""
         self.looks -= 1
         if self.looks < 0:
             self.lost.set()
@@ -121,7 +119,6 @@ class Nvml:
         return SimpleNamespace(gpu=75, memory=10)
 
     def nvmlDeviceGetMemoryInfo(self, _: str) -> SimpleNamespace:  # noqa: N802
-        """Of 16 GB."""
         return SimpleNamespace(used=5 << 30, total=16 << 30)
 
 

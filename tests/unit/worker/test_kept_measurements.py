@@ -56,7 +56,6 @@ def test_another_start_gets_what_one_has_measured(tmp_path: Path) -> None:
 
 
 def altered(text: str) -> str:
-    """The file with another figure in it."""
     return text.replace("1.5", "0.5")
 
 

@@ -4,6 +4,7 @@ refused.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,9 @@ def test_what_disturbs_warm_up_for_a_while_does_not_choose_the_cap(
 
 
 def test_measuring_needs_outputs_of_the_right_shape() -> None:
-    class Wrong:
-        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
-            return [np.zeros((len(inputs[0]), 3), np.float32)]
-
+    wrong: Any = SimpleNamespace(infer=lambda _, inputs: [np.zeros((len(inputs[0]), 3), np.float32)])
     with pytest.raises(ConfigurationError, match=r"\[1, 3\], not .* \[1, 11\]: there are 11 labels"):
-        warmup.measure(Wrong(), IMAGES, [1])  # type: ignore[arg-type]
+        warmup.measure(wrong, IMAGES, [1])
 
 
 @pytest.mark.parametrize(
@@ -196,14 +194,11 @@ def test_images_that_change_each_others_results_are_computed_alone(depends: bool
 
 @pytest.mark.parametrize(("is_graph", "words"), [(True, "set limits in model.json"), (False, "axes$")])
 def test_the_refusal_of_a_graph_traced_at_one_size_says_what_to_do(is_graph: bool, words: str) -> None:
-    class Traced:
-        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
-            return [inputs[0].reshape(-1, 10)]
-
+    backend: Any = SimpleNamespace(infer=lambda _, inputs: [inputs[0].reshape(-1, 10)])
     varying = TensorSpec("x", "float32", ("time",))
     traced = Signature(
         "traced", (varying,), (varying,), limits={"time": 512}, checks_finite=not is_graph
     )
     with pytest.raises(ConfigurationError, match=rf"an input: .*; it had time = 16: if .*{words}"):
-        warmup.try_out(Traced(), [traced])  # type: ignore[arg-type]
-    warmup.try_out(Traced(), [replace(traced, limits={"time": 10})])  # type: ignore[arg-type]
+        warmup.try_out(backend, [traced])
+    warmup.try_out(backend, [replace(traced, limits={"time": 10})])

@@ -92,7 +92,6 @@ class Service:
         await self.app(scope, receive, send)
 
     def answer(self, data: bytes, by_head: bool) -> bytes:
-        """Returns the response to a request on a connection of its own."""
         connections = Connections()
         if by_head:
             connections.check_head = self.app.state.check_head
@@ -135,13 +134,11 @@ def make(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service
 
 
 def request(method: str, path: str, headers: list[str], version: str = "1.1", size: int = 3) -> bytes:
-    """A request with a body of zeros."""
     head = [f"{method} {path} HTTP/{version}", "Host: x", f"Content-Length: {size}", *headers, "", ""]
     return "\r\n".join(head).encode("latin-1") + bytes(size)
 
 
 def counts(service: Service) -> tuple[list[str], list[Any]]:
-    """What the metrics and the model's statistics count."""
     text = service.service.metrics.text().decode()
     samples = re.findall(r"^serving_request(?:s_total|_seconds_count)\S+ \S+", text, re.MULTILINE)
     return samples, service.failures()

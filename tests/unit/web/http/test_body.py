@@ -41,7 +41,6 @@ async def sent(data: bytes) -> AsyncIterator[bytes]:
 
 
 def read(data: bytes, coding: str, most: int = 4 * MB) -> bytes:
-    """Reads a body with this coding. Raises ServingError."""
     reader = BodyReader(most, 64 * MB, 20)
 
     async def main() -> bytes:

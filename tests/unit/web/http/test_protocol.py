@@ -71,7 +71,6 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
     def on_disconnect(self, _: object) -> None:
-        """Notes that a client has left."""
         self.disconnected = True
         self.gate.set()
 
@@ -101,20 +100,16 @@ class Client:
         self.protocol.drain()
 
     async def ask(self, data: bytes, *paths: str) -> None:
-        """Returns when the application has been asked for these."""
         self.writer.write(data)
         await until(lambda: self.app.asked == list(paths))
 
     async def is_last(self) -> None:
-        """Returns when the newest request is to be the last."""
         await until(lambda: not self.protocol.cycle.keep_alive)
 
     async def is_closed(self) -> None:
-        """Returns when the other end has closed the connection."""
         await until(lambda: not self.state.connections)
 
     async def rest(self) -> bytes:
-        """All that comes until the connection is closed."""
         return await self.reader.read()
 
 
@@ -126,7 +121,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """The event loop of the service."""
     return "asyncio", {"use_uvloop": True}
 
 
@@ -138,7 +132,6 @@ def limits() -> dict[str, float]:
 
 @pytest.fixture
 async def client(limits: dict[str, float]) -> AsyncIterator[Client]:
-    """A connection to an application of its own."""
     connections = Connections(head_s=limits.get("head_s", 20))
     client = Client(Application(), connections, limits.get("keep_alive_s", 60))
     ours, theirs = socket.socketpair()

@@ -113,7 +113,6 @@ class Engines(Registry):
         self.loaded: list[tuple[str, str]] = []
 
     async def load(self, model: Model) -> None:
-        """Notes the model's name and version."""
         self.loaded.append((model.description.name, model.description.version))
 
 

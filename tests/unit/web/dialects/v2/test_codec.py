@@ -43,7 +43,6 @@ def image_of(element: bytes) -> bytes | type[Exception]:
 
 
 def image_in(source: Input) -> bytes | type[Exception]:
-    """The image of an input, or the error's type."""
     try:
         return bytes(source.read()["image"])
     except ServingError as error:

@@ -35,7 +35,6 @@ def in_json(body: dict[str, Any], tail: bytes = b"") -> Decode:
 
 
 def in_grpc(**request: Any) -> Decode:
-    """Decodes a message."""
     return partial(grpc_messages.decode, pb.ModelInferRequest(**request), most=MOST)
 
 
@@ -55,7 +54,6 @@ def texts(elements: list[bytes], content_type: str = "base64") -> list[Decode]:
 
 
 def values(call: ColumnCall) -> list[Any]:
-    """The only field of each input."""
     return [value for source in call.inputs for value in source.read().values()]
 
 

@@ -27,13 +27,11 @@ def limits(timeout_ms: int = 60_000) -> Settings:
 
 
 async def never() -> bytes:
-    """Reads a message that never ends."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 async def at_once() -> bytes:
-    """Reads a message that has arrived."""
     return b"message"
 
 
@@ -43,7 +41,6 @@ async def turns(count: int) -> None:
 
 
 async def settled(condition: Any) -> None:
-    """Lets other tasks run until the condition holds."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 nobody sets an event
             await asyncio.sleep(0)
@@ -105,7 +102,6 @@ class Client:
         self._reads = reads
 
     async def read(self) -> Any:
-        """Returns the next message, or gRPC's end of stream."""
         message = await self.sent.get()
         return grpc.aio.EOF if message is None else message
 

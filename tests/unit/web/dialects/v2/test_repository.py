@@ -19,7 +19,6 @@ TWO = {"version_policy": {"specific": {"versions": [2]}}}
 
 
 def version_of(**parameters: Any) -> str | None:
-    """The version that a load request with these parameters asks for."""
     if isinstance(parameters.get("config"), dict):
         parameters["config"] = json.dumps(parameters["config"])
     return version_to_load(json.dumps({"parameters": parameters}).encode())
