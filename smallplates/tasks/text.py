@@ -251,7 +251,7 @@ class TextTask(Task):
         return Prepared([arrays], reading.context, truncated=is_cut, tokens=len(arrays[0]))
 
     def check_known(self, names: Iterable[str], encoding: Encoding) -> None:
-        """Raises InvalidTextError for a text, by name, without tokens or with one that the network lacks."""
+        """Raises InvalidTextError for a text without tokens, or with one that the network lacks."""
         present = set(encoding.sequence_ids)
         for number, name in enumerate(names):
             if number not in present:
