@@ -150,6 +150,7 @@ class Cluster:
                     self._on_message(web_process, json.loads(data))
             code = web_process.popen.wait()
             web_process.calls.end(None)
+            self._registry.remove(web_process)  # before: a start that fails waits for its engine
             await join
             await asyncio.sleep(SIGNAL_S)  # the signal that ended it may have been sent to us, too
             self._on_death(web_process, code)
@@ -224,7 +225,7 @@ class Cluster:
         self._watch()
         if not self._shutdown:
             logger().error("a web process died", web=index, exit_code=code)
-            if code not in (0, -signal.SIGKILL) and not self._is_open:
+            if code != -signal.SIGKILL and not self._is_open:
                 raise ConfigurationError(f"a web process {describe_exit(code)}")
 
     def _watch(self) -> None:

@@ -296,7 +296,10 @@ class Registry:
         return task
 
     async def _plan(self, model: Model) -> EnginePlan:
-        return await asyncio.to_thread(self._planner, model)  # may start a process
+        try:
+            return await asyncio.to_thread(self._planner, model)  # may start a process
+        except RuntimeError as error:  # the system refuses a thread
+            raise ConfigurationError(f"{model.description.name} cannot be read: {error}") from error
 
     async def _replace(self, model: Model, plan: EnginePlan) -> None:
         """Starts an engine, and lets it serve instead of the model's previous one.

@@ -373,8 +373,7 @@ class Supervisor:
         process.start_at = now + process.backoff(now)
         process.ready = process.serving = False
         self._publish_health()
-        popen.kill()  # in case it only closed its status pipe
-        code = popen.wait()
+        code = worker_process.end(popen)  # perhaps it only closed its status pipe
         os.close(process.status_fd)
         os.close(process.control_fd)
         is_killed = code == -signal.SIGKILL and not process.is_killed_as_hung

@@ -96,6 +96,7 @@ class WorkerProcess:
                 pass_fds=args.fds,
                 stdin=file,
                 env=python.environment(),
+                process_group=0,  # see `end`
             )
             own_ends.pop_all()
         os.set_blocking(control[1], False)
@@ -195,16 +196,23 @@ def stop_all(processes: Iterable[WorkerProcess], limit_s: float) -> None:
     pairs = [(process, process.popen) for process in processes if process.popen]
     for process, _ in pairs:
         os.close(process.control_fd)
-    end = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
     for process, popen in pairs:
         if not process.ready:
             popen.kill()
-        try:
-            popen.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            popen.wait(max(0.0, deadline - time.monotonic()))
+        end(popen)
         os.close(process.status_fd)
+
+
+def end(popen: subprocess.Popen[bytes]) -> int:
+    """Kills a worker, and the processes that a Python class has started; returns its exit code."""
+    popen.kill()
+    code = popen.wait()
+    with contextlib.suppress(OSError):  # there is none left
+        os.killpg(popen.pid, signal.SIGKILL)
+    return code
 
 
 def describe_exit(code: int) -> str:

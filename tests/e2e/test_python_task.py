@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ async def test_whatever_the_class_does_one_request_fails_alone(
 
 
 @pytest.mark.parametrize("does", ["fork", "run"])
-async def test_a_worker_is_replaced_although_a_process_that_it_has_started_lives_on(
+async def test_a_process_that_a_dead_worker_has_started_ends_and_does_not_hide_its_death(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str
 ) -> None:
     async with engine(monkeypatch, tmp_path, worker_timeout_ms="60000") as (_, client):
@@ -168,6 +168,12 @@ async def test_a_worker_is_replaced_although_a_process_that_it_has_started_lives
             os.kill(child.ppid(), signal.SIGKILL)
             async with asyncio.timeout(60):
                 assert numbers([await ask(client, command(2))]) == [2]
-            assert child.is_running()
+            await until(lambda: has_ended(child))
         finally:
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Also of a process whose end nobody has asked for."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

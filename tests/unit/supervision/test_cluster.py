@@ -126,6 +126,28 @@ async def test_a_web_process_that_cannot_be_started_at_first_ends_the_start(
         await parent._keep(0)
 
 
+async def test_a_start_that_fails_does_not_wait_for_a_web_process_that_has_died(
+    parent: cluster.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = messages.pair()
+    theirs.close()
+    ours.setblocking(False)
+    dead = WebProcess(0, Mock(**{"wait.return_value": 0}), ours)
+    monkeypatch.setattr(WebProcess, "start", lambda *_: dead)
+    engine = Engine(0, Mock())
+    engine.handle(0)
+    parent._registry.engines.append(engine)
+
+    async def fail() -> None:
+        await engine.free.wait()
+        raise ConfigurationError("another web process cannot prepare it")
+
+    parent._start = parent._spawn(fail())
+    async with asyncio.timeout(60):
+        with pytest.raises(ConfigurationError, match="another"):
+            await parent._keep(0)
+
+
 async def test_connections_are_accepted_when_all_have_been_ready_once(
     parent: cluster.Cluster, web_processes: list[End]
 ) -> None:
@@ -177,6 +199,14 @@ async def test_a_web_process_that_crashes_at_the_start_ends_it(
     parent._on_death(web_processes[0][0], -signal.SIGKILL)  # as if memory ran out, perhaps for a while
     with pytest.raises(ConfigurationError, match="a web process was ended by signal 7"):
         parent._on_death(web_processes[1][0], -signal.SIGBUS)
+
+
+async def test_a_web_process_that_ends_at_the_start_ends_it(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    """As OpenBLAS interrupts one whose threads the system refuses."""
+    with pytest.raises(ConfigurationError, match="a web process ended with exit code 0"):
+        parent._on_death(web_processes[0][0], 0)
 
 
 def test_metrics_are_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
