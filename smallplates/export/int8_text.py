@@ -107,7 +107,8 @@ def read(path: Path, model: Model, most: int) -> Sentences:
         raise ConfigurationError(f"{path} is not text in UTF-8: {error.reason}") from error
     for number, line in enumerate(lines, 1):
         text, _, label = line.partition("\t") if kind.name != EMBEDDING else (line, "", "")
-        fields = {"query": text, "texts": [label]} if kind.name == RANKING else {"text": text}
+        ranked = {"query": text, "texts": [label] if label.strip() else []}
+        fields = ranked if kind.name == RANKING else {"text": text}
         label = label.strip() if model.labels and kind.name != TOKEN_CLASSIFICATION else ""
         if text == "sentence" and not items:
             continue

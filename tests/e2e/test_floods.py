@@ -172,7 +172,7 @@ def test_what_has_no_end_is_cut_off(url: str, start: bytes, data: bytes) -> None
 def test_who_does_not_read_is_cut_off(url: str) -> None:
     paths = requests.get(f"{url}/docs", timeout=60).text
     script = next(part for part in paths.split('"') if part.endswith("bundle.js"))
-    request = f"GET {script} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    request = f"GET /{script} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     with servers.process_of(url) as process:
         wait_for(lambda: established(process) == 0)
         with connect(url, 4096) as first, connect(url, 4096) as second:
