@@ -152,8 +152,7 @@ def ids_beyond(model: Model, tokenizer: Tokenizer) -> frozenset[int]:
     """Returns the tokens that the network lacks, as far as config.json says; see `load_tokenizer`."""
     path = model.folder / CONFIG
     known = None if model.digest or not path.exists() else read(path, Config).vocab_size
-    most = max(tokenizer.get_vocab().values(), default=0)
-    return frozenset(range(known, most + 1)) if known else frozenset()
+    return frozenset(each for each in tokenizer.get_vocab().values() if known and each >= known)
 
 
 def quick_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
