@@ -94,6 +94,7 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": "soup", "input_type": "clustering"}, {"text": "soup"}),
         ({"input": f"table {LONG}", "truncation": True}, {"text": f"table {MOST}"}),
         ({"input": "soup", "output_dimension": 2}, {"text": "soup", "dimensions": 2}),
+        ({"input": "soup", "dimensions": 0}, {"text": "soup"}),
         ({"input": "soup", "output_dtype": "float", "truncation": None}, {"text": "soup"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": -1}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate_prompt_tokens": MOST_TOKENS}, {"text": f"table {MOST}"}),
@@ -245,6 +246,17 @@ def test_tei_predict(url: str) -> None:
     assert score == {"score": best["score"], "label": "LABEL_0"}
 
 
+def test_infinitys_classify(url: str) -> None:
+    texts = ["wonderful", "soup"]
+    found = answer(f"{url}/classify", {"input": texts, "model": "feelings", "raw_scores": False})
+    assert found["data"] == answer(f"{url}/predict", {"inputs": [[text] for text in texts]})
+    assert (found["object"], found["model"]) == ("classify", "feelings")
+    assert found["usage"]["prompt_tokens"] > 2
+    assert answer(f"{url}/classify", {"input": "soup"})["data"] == found["data"][1:]
+    wrong = post(f"{url}/classify", {"input": "soup", "raw_scores": True})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_request")
+
+
 def test_the_native_predict_is_as_before(url: str, other_url: str) -> None:
     assert answer(f"{url}/predict", {"text": ['"inputs":', "soup"]})[1]["embedding"]
     wrong = post(f"{url}/predict", {"text": "soup", "more": {"inputs": "soup"}})
@@ -391,7 +403,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"input": ["soup", [1]]}, 400, "invalid_request"),
             ({"input": ["soup", 1]}, 400, "invalid_request"),
             ({"input": LONG}, 400, "context_length_exceeded"),
-            ({"dimensions": 0}, 400, "invalid_request"),
+            ({"dimensions": -1}, 400, "invalid_request"),
             ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"dimensions": 2.5}, 400, "invalid_request"),
             ({"encoding_format": "hex"}, 400, "invalid_request"),

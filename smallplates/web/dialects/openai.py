@@ -1,9 +1,10 @@
-"""OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`.
+"""OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`; and Infinity's `/classify` beside it.
 
 Vectors always have the length 1. TensorFlow Serving's dialect also has the paths of models, and
 TorchServe's has `/models`; they describe them as OpenAI does, too.
 """
 
+import time
 from functools import partial
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from smallplates.errors import (
     TextTooLongError,
     UnauthorizedError,
 )
-from smallplates.models.task_kinds import EMBEDDING
+from smallplates.models.task_kinds import EMBEDDING, TEXT_CLASSIFICATION
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
@@ -76,6 +77,13 @@ class EmbeddingsRequest(msgspec.Struct):
     input_type: str | None = None
 
 
+class ClassifyRequest(msgspec.Struct):
+    """The body of `/classify`."""
+
+    input: Texts
+    raw_scores: Literal[False] | None = None
+
+
 def error_response(error: ServingError, _: RequestContext) -> Response:
     """Returns `{"error": {"message", "type", "param", "code"}}`."""
     status = 400 if isinstance(error, TextTooLongError) or error.status == 422 else error.status
@@ -89,7 +97,7 @@ def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
     task: Any = entry.model.task
     dimensions = asked.output_dimension if asked.dimensions is None else asked.dimensions
-    form = {"normalize": True, "dimensions": dimensions, **cut_of(asked, task.max_tokens)}
+    form = {"normalize": True, "dimensions": dimensions or None, **cut_of(asked, task.max_tokens)}
     names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in task.prompts)
     form["prompt_name"] = next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
@@ -124,6 +132,23 @@ def respond(entry: CatalogEntry, in_base64: bool, answer: Answer, _: RequestCont
     return json_response({"object": "list", "data": data, "model": entry.name, "usage": usage(answer)})
 
 
+def classify(entry: CatalogEntry, asked: ClassifyRequest, size: int) -> Call:
+    """Returns the call of `/classify`. Raises RequestError."""
+    inputs = [input_of(size, text=text) for text in texts_of(asked.input, entry, MAX_TEXTS)]
+    top_k = len(entry.model.task.labels)
+    return Call(inputs, top_k=top_k, respond=partial(classes_response, entry))
+
+
+def classes_response(entry: CatalogEntry, answer: Answer, context: RequestContext) -> Response:
+    """Returns the labels of each text with their scores, best first."""
+    data = [
+        [{"label": each["label"], "score": each["probability"]} for each in candidates]
+        for candidates in answer.candidates
+    ]
+    content = {"object": "classify", "data": data, "model": entry.name, "usage": usage(answer)}
+    return json_response({**content, "id": context.request_id, "created": int(time.time())})
+
+
 def usage(answer: Answer) -> dict[str, int]:
     """Returns how many tokens a request had."""
     return {"prompt_tokens": answer.timings.tokens, "total_tokens": answer.timings.tokens}
@@ -135,6 +160,8 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     for path in ("/v1/embeddings", "/embeddings"):
         kinds = {EMBEDDING: BodyKind(EmbeddingsRequest, call_of, example)}
         routes.by_body(path, "Embed texts", kinds)
+    texts = BodyKind(ClassifyRequest, classify, example)
+    routes.by_body("/classify", "Classify texts", {TEXT_CLASSIFICATION: texts})
 
     @routes.get("/models", summary="The models, for base URLs without /v1")
     @routes.get("/v1/models", summary="The models")
@@ -154,5 +181,5 @@ DIALECT = Dialect(
     OpenAIError,
     takes_tensors=False,
     prefixes=("/v1/",),
-    about="For OpenAI's client libraries: embeddings.",
+    about="For OpenAI's client libraries: embeddings. Infinity's classes of texts.",
 )
