@@ -321,6 +321,14 @@ class Settings(BaseSettings):
             raise ValueError("write ALIAS=MODEL,...")
         return {alias.strip(): name.strip() for alias, _, name in pairs}
 
+    @field_validator("model_dir", "model_store", "cache_dir", "secrets_dir", mode="before")
+    @classmethod
+    def check_folder(cls, value: object) -> object:
+        """Checks that a path is not empty, which would mean the current folder."""
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("the path is empty: unset it, or write . for the current folder")
+        return value
+
     @field_validator("otlp_endpoint")
     @classmethod
     def check_extra(cls, value: str | None) -> str | None:

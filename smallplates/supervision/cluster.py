@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from smallplates.supervision.planner import planner, task_of
 from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
-from smallplates.supervision.worker_process import describe_exit
+from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_exit
 from smallplates.system.open_files import allow_open_files
 from smallplates.web.server import listen
 from smallplates.web.sockets import bind, reserve
@@ -59,6 +60,9 @@ class Cluster:
         self._spawn = self._registry.spawn
         self._changes = 0
         """Number of changes that web processes have requested and that are not made yet."""
+
+        self._deaths: Counter[int] = Counter()
+        """Number of web processes with each index that have died before all were ready."""
 
         self._next_ping: asyncio.TimerHandle | None = None
         self._shutdown = False
@@ -225,7 +229,9 @@ class Cluster:
         self._watch()
         if not self._shutdown:
             logger().error("a web process died", web=index, exit_code=code)
-            if code != -signal.SIGKILL and not self._is_open:
+            self._deaths[index] += not self._is_open
+            is_failure = code != -signal.SIGKILL or self._deaths[index] >= STARTS_IF_KILLED
+            if is_failure and not self._is_open:
                 raise ConfigurationError(f"a web process {describe_exit(code)}")
 
     def _watch(self) -> None:

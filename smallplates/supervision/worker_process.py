@@ -212,6 +212,8 @@ def end(popen: subprocess.Popen[bytes]) -> int:
     code = popen.wait()
     with contextlib.suppress(OSError):  # there is none left
         os.killpg(popen.pid, signal.SIGKILL)
+        while True:  # process 1 of a container inherits them; others have no such children
+            os.waitpid(-popen.pid, 0)
     return code
 
 

@@ -131,7 +131,9 @@ class RemoteRegistry:
                 Model.read, Path(message["path"]), message["version"], message["model"]
             )
             engine, report = messages.engine_fds(message, fds), REPORT.validate_python(message["report"])
-        except Exception:
+        except Exception as error:
             release()
+            if isinstance(error, RuntimeError):  # the system refuses a thread
+                raise ConfigurationError(f"{message['model']} cannot be read: {error}") from error
             raise
         return EngineHandle(message["key"], model, engine, report, release)

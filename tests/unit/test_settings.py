@@ -31,7 +31,10 @@ WRONG = {
     "MAX_CONNECTIONS": [str(10**20)],
     "OTLP_ENDPOINT": ["127.0.0.1:4318", "http://127.0.0.1:4318/?a=b"],
     "ALIASES": ["a", "a=b,=c", "a="],
-    "SECRETS_DIR": ["/nowhere"],
+    "SECRETS_DIR": ["/nowhere", ""],
+    "MODEL_DIR": [""],
+    "MODEL_STORE": [""],
+    "CACHE_DIR": ["", " "],
 }
 
 

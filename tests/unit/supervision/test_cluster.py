@@ -27,6 +27,7 @@ from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import Engine, EnginePlan
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import MAX_UNANSWERED, WebProcess
+from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from smallplates.system import cpus
 from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
@@ -199,6 +200,17 @@ async def test_a_web_process_that_crashes_at_the_start_ends_it(
     parent._on_death(web_processes[0][0], -signal.SIGKILL)  # as if memory ran out, perhaps for a while
     with pytest.raises(ConfigurationError, match="a web process was ended by signal 7"):
         parent._on_death(web_processes[1][0], -signal.SIGBUS)
+
+
+async def test_a_web_process_that_is_killed_at_every_start_ends_it(
+    parent: cluster.Cluster, web_processes: list[End]
+) -> None:
+    web_process = web_processes[0][0]
+    for _ in range(STARTS_IF_KILLED - 1):
+        parent._on_death(web_process, -signal.SIGKILL)
+        parent._web_processes[0] = web_process
+    with pytest.raises(ConfigurationError, match="a web process was killed by SIGKILL"):
+        parent._on_death(web_process, -signal.SIGKILL)
 
 
 async def test_a_web_process_that_ends_at_the_start_ends_it(

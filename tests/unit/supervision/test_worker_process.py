@@ -2,6 +2,7 @@
 described.
 """
 
+import ctypes
 import errno
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -152,3 +154,17 @@ def test_a_worker_that_was_killed_for_its_time_limit_is_not_said_to_lack_memory(
     assert place.end_in_words(-signal.SIGKILL) == describe_exit(-signal.SIGKILL)
     place.is_killed_as_hung = True
     assert place.end_in_words(-signal.SIGKILL) == "was killed because it took too long"
+
+
+def test_process_1_leaves_no_zombie_of_what_a_worker_has_started() -> None:
+    libc, inherit_orphans = ctypes.CDLL(None), 36  # PR_SET_CHILD_SUBREAPER: as process 1 does
+    libc.prctl(inherit_orphans, 1)
+    try:
+        program = ["sh", "-c", "sleep 1000 & echo $!; wait"]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, process_group=0) as popen:
+            assert popen.stdout is not None
+            child = int(popen.stdout.readline())
+            assert worker_process.end(popen) == -signal.SIGKILL
+        assert not psutil.pid_exists(child)
+    finally:
+        libc.prctl(inherit_orphans, 0)

@@ -101,6 +101,24 @@ async def test_what_cannot_serve_or_need_not_is_given_back(tmp_path: Path) -> No
         await registry.close()
 
 
+async def test_a_thread_that_the_system_refuses_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, "1")
+
+    async def refuse(*_: object) -> None:
+        raise RuntimeError("no new thread")
+
+    monkeypatch.setattr(asyncio, "to_thread", refuse)
+    with ends() as (parent, registry, web), engine(tmp_path, "1") as one:
+        joining = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "prepare", id=0, **one)
+        assert await said(parent) == {"type": "released", "key": 1}
+        assert "no new thread" in (await said(parent))["error"]
+        joining.cancel()
+        await registry.close()
+
+
 async def test_a_defect_fails_its_change_and_no_other(tmp_path: Path) -> None:
     write_model(tmp_path, "1")
     with ends() as (parent, registry, web), engine(tmp_path, "1") as one, capture_logs() as lines:
