@@ -256,9 +256,10 @@ def measure_one(
 
     If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
     `expected` or from call to call, and what the library raises. Batches that the reference refuses are
-    computed, too, because they might end the process, but not compared.
+    computed, too, because they might end the process. Their answers, of memory behind a tensor, are an
+    error if the reference computes larger batches.
     """
-    inputs, before, largest = samples(), own_memory_mb(), 0
+    inputs, before, largest, only_here = samples(), own_memory_mb(), 0, ""
     outputs, ms = time_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
@@ -270,11 +271,13 @@ def measure_one(
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
     most += MAX_ITEM_EXCESS if is_int8 else 0
     for (size, batch), answer in zip(inputs.further(), expected[1:], strict=False):
-        if answer is None:
-            attempt(partial(infer, batch))
-            continue
-        first, second, largest = infer(batch), infer(batch), max(largest, size)
         shapes = ", ".join(str(list(array.shape)) for array in batch)
+        if answer is None:
+            only_here = only_here if attempt(partial(infer, batch))[1] else shapes
+            continue
+        if only_here:
+            raise ValueError(f"computes something for inputs {only_here}, which the reference refuses")
+        first, second, largest = infer(batch), infer(batch), max(largest, size)
         if any(one.tobytes() != other.tobytes() for one, other in zip(first, second, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
         gaps = difference(answer, first, inputs.compare)
