@@ -156,9 +156,10 @@ def index_limits(model: Any) -> dict[str, int]:
 
     Raises ValueError if clients' integers are indices, or lengths, that can't be checked before a call:
     OpenVINO would answer zeros, read memory behind a tensor, or crash. It also does for what OpenVINO
-    computes otherwise: arithmetic in 8 bits, larger products than 32 bits hold, sums of integers, and
-    integers made of numbers that are not.
+    computes otherwise: arithmetic in 8 bits, larger products than 32 bits hold, sums of integers,
+    integers made of numbers that are not, and NaN among the weights.
     """
+    check_weights(model)
     limits: dict[str, int] = {}
     for parameter in model.get_parameters():
         name = parameter.output(0).get_any_name()
@@ -187,6 +188,13 @@ def index_limits(model: Any) -> dict[str, int]:
                         seen.add(key)
                         todo.append(following)
     return limits
+
+
+def check_weights(model: Any) -> None:
+    """Raises ValueError for weights that are NaN: the network is broken, and OpenVINO would hide it."""
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and np.isnan(node.data.min(initial=0)):
+            raise ValueError(f"{node.get_friendly_name()} has NaN, of which OpenVINO makes numbers")
 
 
 def objection(node: Any, place: int, taken: Any, bits: int) -> str:

@@ -284,6 +284,21 @@ def test_graphs_inside_of_a_graph_are_left_to_onnx_runtime() -> None:
         openvino_session.index_limits(core.read_model(made.SerializeToString()))
 
 
+def test_weights_that_are_nan_are_left_to_onnx_runtime() -> None:
+    """A broken network would answer zeros, also where nothing is compared."""
+    core = openvino_session.import_openvino().Core()
+    for number, is_refused in ((np.nan, True), (-np.inf, False)):  # masks are infinite
+        nodes = [graphs.node("Add", "x w", "z"), graphs.node("Relu", "z", "y")]
+        weights = graphs.tensors(w=np.array([1, number], np.float32))
+        made = graphs.model(nodes, [graphs.value("x")], [graphs.value("y")], weights)
+        read = core.read_model(made.SerializeToString())
+        if is_refused:
+            with pytest.raises(ValueError, match="w has NaN"):
+                openvino_session.index_limits(read)
+        else:
+            assert openvino_session.index_limits(read) == {}
+
+
 def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> None:
     """As networks find the last token: by comparison with the padding token."""
     nodes = [
