@@ -133,8 +133,9 @@ def choose(
     """Returns the runtime and precision to use; the same for all instances of a model.
 
     If the settings name a precision, only candidates in that precision are considered. `load` loads a
-    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`. Each may take up to
-    `memory_mb` MB of private memory. Raises ConfigurationError if no candidate is left.
+    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`; what it returns
+    raises ValueError for outputs of a wrong shape. Each may take up to `memory_mb` MB of private memory.
+    Raises ConfigurationError if no candidate is left.
     """
     precision = settings.precision
     if precision != "auto":
@@ -256,8 +257,8 @@ def measure_one(
 
     If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
     `expected` or from call to call, and what the library raises. Batches that the reference refuses are
-    computed, too, because they might end the process. Their answers, of memory behind a tensor, are an
-    error if the reference computes larger batches.
+    computed, too, because they might end the process. Their answers, of memory behind a tensor or from
+    the last call, are an error if the reference computes larger batches.
     """
     inputs, before, largest, only_here = samples(), own_memory_mb(), 0, ""
     outputs, ms = time_answers(infer := load(candidate), inputs)
@@ -273,7 +274,7 @@ def measure_one(
     for (size, batch), answer in zip(inputs.further(), expected[1:], strict=False):
         shapes = ", ".join(str(list(array.shape)) for array in batch)
         if answer is None:
-            only_here = only_here if attempt(partial(infer, batch))[1] else shapes
+            only_here = shapes if computes_something(infer, batch) else only_here
             continue
         if only_here:
             raise ValueError(f"computes something for inputs {only_here}, which the reference refuses")
@@ -287,6 +288,17 @@ def measure_one(
     takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
     reason = takes if memory > memory_mb else ""
     return replace(trial, reason=reason, largest_size=largest or None)
+
+
+def computes_something(infer: Infer, batch: list[Array]) -> bool:
+    """Returns whether a batch is not refused; its outputs may have a wrong shape, see `choose`."""
+    try:
+        infer(batch)
+    except ValueError:  # the last call's output, for example
+        return True
+    except Exception:  # the library's
+        return False
+    return True
 
 
 def time_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:

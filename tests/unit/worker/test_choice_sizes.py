@@ -201,9 +201,14 @@ def test_a_size_that_the_reference_refuses_is_left_out_unless_the_candidate_answ
 
     trial = compare_with(GOOD, computing(at(7, 7, refused)), computing(picky))
     assert (trial.chosen, trial.largest_size) == (True, 64)
-    trial = compare_with(GOOD, computing(), computing(picky))
-    assert not trial.chosen
-    assert "[1, 3, 7, 7]" in trial.reason
+
+    def of_another_shape(*_: Array) -> Array:
+        raise ValueError("the model returned y of the last call")
+
+    for other in (computing(), computing(at(7, 7, of_another_shape))):
+        trial = compare_with(GOOD, other, computing(picky))
+        assert not trial.chosen
+        assert "[1, 3, 7, 7]" in trial.reason
 
 
 def test_sizes_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
