@@ -129,7 +129,8 @@ class Network:
         """Computes a batch, see `Backend.infer`.
 
         An output without a batch axis gets one, of size 1; an input of a graph without one is computed
-        without it.
+        without it. The reference computes what was not compared, such as all items of a graph in which
+        they depend on each other, which was compared as a batch.
         """
         if self._empty:
             return [self._image_logits(inputs[0], shrink)]
@@ -138,7 +139,8 @@ class Network:
         if not signature.is_batched:
             inputs = [array.reshape(array.shape[1:]) for array in inputs]
         feed = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
-        is_compared = max(sizes, default=0) <= self._largest_size and self._session.is_sure_of(feed)
+        is_compared = signature.is_batched == self.signature.is_batched
+        is_compared &= max(sizes, default=0) <= self._largest_size and self._session.is_sure_of(feed)
         session = self._session if is_compared else self._reference()
         outputs = session.run(names, feed, shrink)
         return [

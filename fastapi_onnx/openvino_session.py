@@ -6,13 +6,14 @@ fast in bf16 as either is in fp32 (five times with AMX).
 
 import fcntl
 import json
-import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fastapi_onnx.sessions import Graph
 from smallplates import extras
@@ -39,8 +40,8 @@ ELEMENTWISE = {
 }
 """Operations that take any integer in any place; others only in the first place, as their data."""
 
-LENGTHS = ("If", "Loop", "Range", "TensorIterator")
-"""Operations that take a length, or more, in the first place, too."""
+SUBGRAPHS = ("If", "Loop", "TensorIterator")
+"""Operations whose own graphs `index_limits` does not follow."""
 
 ARITHMETIC = ("Abs", "Add", "Divide", "FloorMod", "Mod", "Multiply", "Negative", "Power", "Subtract")
 """Operations that OpenVINO rounds and saturates in 8 bits; ONNX Runtime truncates and wraps."""
@@ -50,6 +51,9 @@ BOUNDED = ("Clamp", "FakeQuantize")
 
 IN_FLOAT32 = ("MatMul", "Power", "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum")
 """Operations that OpenVINO computes in float32 also for integers."""
+
+MAX_NUMBER = 1e18
+"""Larger numbers are left to ONNX Runtime: their squares may be infinite, and then become NaN."""
 
 INTEGER_BITS, MAX_BITS = 15, 31
 """Integers of more bits, also negative ones, are left to ONNX Runtime: OpenVINO computes 64 bits in 32,
@@ -102,12 +106,14 @@ class OpenVinoSession:
     def is_sure_of(self, inputs: Mapping[str, Array]) -> bool:
         """Returns whether ONNX Runtime computes the same from these numbers, see `Session`.
 
-        Where one is not finite, many operations differ: ReLU makes 0 of NaN. Indices are checked by
-        `run`.
+        Where one is NaN or infinite, many operations differ: ReLU makes 0 of NaN. Indices are checked
+        by `run`.
         """
         for name, array in inputs.items():
             if array.size and array.dtype.kind in "fiu" and name not in self._limits:
-                most = math.inf if array.dtype.kind == "f" else 2**INTEGER_BITS
+                most = 2.0**INTEGER_BITS
+                if array.dtype.kind == "f":
+                    most = min(MAX_NUMBER, float(np.finfo(array.dtype).max))
                 if not -most < array.min() <= array.max() < most:
                     return False
         return True
@@ -150,9 +156,10 @@ def index_limits(model: Any) -> dict[str, int]:
 
     Raises ValueError if clients' integers are indices, or lengths, that can't be checked before a call:
     OpenVINO would answer zeros, read memory behind a tensor, or crash. It also does for what OpenVINO
-    computes otherwise: arithmetic in 8 bits, larger products than 32 bits hold, sums of integers, and
-    integers made of numbers that are not.
+    computes otherwise: arithmetic in 8 bits, larger products than 32 bits hold, sums of integers,
+    integers made of numbers that are not, and NaN among the weights.
     """
+    check_weights(model)
     limits: dict[str, int] = {}
     for parameter in model.get_parameters():
         name = parameter.output(0).get_any_name()
@@ -183,12 +190,21 @@ def index_limits(model: Any) -> dict[str, int]:
     return limits
 
 
+def check_weights(model: Any) -> None:
+    """Raises ValueError for weights that are NaN: the network is broken, and OpenVINO would hide it."""
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and np.isnan(node.data.min(initial=0)):
+            raise ValueError(f"{node.get_friendly_name()} has NaN, of which OpenVINO makes numbers")
+
+
 def objection(node: Any, place: int, taken: Any, bits: int) -> str:
     """Returns what OpenVINO does wrong with clients' numbers; empty if it computes what ONNX means.
 
     A node takes them, of the type `taken`, in this place; integers then have up to so many bits.
     """
     kind = node.get_type_name()
+    if kind in SUBGRAPHS:
+        return f"is not checked inside of {kind}"
     if taken.is_real():
         makes_integers = kind == "Convert" and node.get_output_element_type(0).is_integral_number()
         is_cut = makes_integers and node.input_value(0).get_node().get_type_name() not in BOUNDED
@@ -199,7 +215,7 @@ def objection(node: Any, place: int, taken: Any, bits: int) -> str:
         return f"saturates {kind} in 8 bits"
     if bits > MAX_BITS or kind in IN_FLOAT32:
         return f"does not compute {kind} in 64 bits"
-    if kind in LENGTHS or (place and kind not in ELEMENTWISE):
+    if kind == "Range" or (place and kind not in ELEMENTWISE):
         return f"does not check what {kind} is given"
     return ""
 

@@ -108,7 +108,7 @@ class WholeBatch:
             sources = node.input[SIZED_BY_INPUTS.get(kind, len(node.input)) :]
             shapes |= any(name in trace.numbers for name in sources)
             trace.add(node.output, numbers, shapes or (numbers and kind in SIZED_BY_NUMBERS))
-            if numbers and (kind.startswith("Reduce") or kind in BY_AXIS):
+            if numbers and (kind.startswith(("DynamicQuantize", "Reduce")) or kind in BY_AXIS):
                 self._reduce(node)
             if numbers and any(part.name == "training_mode" and part.i for part in node.attribute):
                 self.reductions[name_of(node)] = None  # a batch normalisation
@@ -167,14 +167,12 @@ def name_of(node: onnx.NodeProto) -> str:
 def objection(model: onnx.ModelProto, batch: int | str, is_text: bool) -> str:
     """Returns why items depend on each other; empty if nothing is computed from the whole batch.
 
-    Reductions count neither for texts, whose masks may be reduced without an effect on the results, nor
-    in quantised graphs, whose scales may be those of the whole batch.
+    A dynamic quantisation reduces the batch: a large number of one item makes zeros of the others'.
+    Reductions don't count for texts, whose masks may be reduced without an effect on the results.
     """
     found = WholeBatch(model, batch)
     for name in found.decisions:
         return DECIDES.format(name)
-    if is_text or any("Quantize" in node.op_type for node in model.graph.node):
-        return ""
-    for name in found.reductions:
+    for name in () if is_text else found.reductions:
         return REDUCES.format(name)
     return ""

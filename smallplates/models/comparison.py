@@ -75,8 +75,11 @@ def directions(expected: Array, found: Array) -> Difference:
 
 
 def relative(expected: Array, found: Array) -> Difference:
-    """Compares numbers of any meaning, as shares of the largest; infinities and NaN must match."""
-    finite = np.isfinite(expected) & np.isfinite(found)
+    """Compares numbers of any meaning, as shares of the largest.
+
+    Infinities and NaN must match, and so must integers and truth values: they may be labels.
+    """
+    finite = np.isfinite(expected) & np.isfinite(found) & (expected.dtype.kind == "f")
     if not np.array_equal(expected[~finite], found[~finite], equal_nan=True):
         return Difference(math.inf, math.inf)
     exact, seen = (np.where(finite, array, 0).astype(np.float64) for array in (expected, found))

@@ -16,7 +16,7 @@ Called at startup by the service, the supervisor and the workers.
 import hashlib
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Model:
         self.folder = folder
         self.description = description
         self.path = path or folder
+        self.is_of_other_weights = cache(self._is_of_other_weights)  # hashes files
         self.digest = ""
         """SHA-256 of the model.json that was read; empty if there is none."""
 
@@ -136,7 +137,7 @@ class Model:
         except ValidationError as error:
             raise ConfigurationError(f"{beside} is invalid: {in_words(error)}") from error
 
-    def is_of_other_weights(self, int8: Kind) -> bool:
+    def _is_of_other_weights(self, int8: Kind) -> bool:
         """Returns whether the fp32 weights are not those from which the int8 file was made."""
         verdict = self.verdict(int8)
         known = verdict.fp32_sha256 if verdict else ""

@@ -33,7 +33,9 @@ class TensorsOnly(Task):
         for specs in sides:
             called = [names.get(spec.name, spec.name) for spec in specs]
             if len(set(called)) < len(called):
-                raise ConfigurationError(f"names in model.json repeats a name: {', '.join(called)}")
+                own = {spec.name for spec in specs}
+                where = "names in model.json" if len(own) == len(called) else "the graph"
+                raise ConfigurationError(f"{where} repeats a name: {', '.join(called)}")
         return graph
 
     def preprocess(self, fields: Fields) -> Prepared:

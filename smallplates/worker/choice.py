@@ -133,8 +133,9 @@ def choose(
     """Returns the runtime and precision to use; the same for all instances of a model.
 
     If the settings name a precision, only candidates in that precision are considered. `load` loads a
-    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`. Each may take up to
-    `memory_mb` MB of private memory. Raises ConfigurationError if no candidate is left.
+    candidate to compute `samples`, in a worker in a child process, see `in_a_fork`; what it returns
+    raises ValueError for outputs of a wrong shape. Each may take up to `memory_mb` MB of private memory.
+    Raises ConfigurationError if no candidate is left.
     """
     precision = settings.precision
     if precision != "auto":
@@ -256,9 +257,10 @@ def measure_one(
 
     If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
     `expected` or from call to call, and what the library raises. Batches that the reference refuses are
-    computed, too, because they might end the process, but not compared.
+    computed, too, because they might end the process. Their answers, of memory behind a tensor or from
+    the last call, are an error if the reference computes larger batches.
     """
-    inputs, before, largest = samples(), own_memory_mb(), 0
+    inputs, before, largest, only_here = samples(), own_memory_mb(), 0, ""
     outputs, ms = time_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
@@ -270,11 +272,13 @@ def measure_one(
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
     most += MAX_ITEM_EXCESS if is_int8 else 0
     for (size, batch), answer in zip(inputs.further(), expected[1:], strict=False):
-        if answer is None:
-            attempt(partial(infer, batch))
-            continue
-        first, second, largest = infer(batch), infer(batch), max(largest, size)
         shapes = ", ".join(str(list(array.shape)) for array in batch)
+        if answer is None:
+            only_here = shapes if computes_something(infer, batch) else only_here
+            continue
+        if only_here:
+            raise ValueError(f"computes something for inputs {only_here}, which the reference refuses")
+        first, second, largest = infer(batch), infer(batch), max(largest, size)
         if any(one.tobytes() != other.tobytes() for one, other in zip(first, second, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
         gaps = difference(answer, first, inputs.compare)
@@ -284,6 +288,17 @@ def measure_one(
     takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
     reason = takes if memory > memory_mb else ""
     return replace(trial, reason=reason, largest_size=largest or None)
+
+
+def computes_something(infer: Infer, batch: list[Array]) -> bool:
+    """Returns whether a batch is not refused; its outputs may have a wrong shape, see `choose`."""
+    try:
+        infer(batch)
+    except ValueError:  # the last call's output, for example
+        return True
+    except Exception:  # the library's
+        return False
+    return True
 
 
 def time_answers(infer: Infer, samples: Samples) -> tuple[list[Array], float]:

@@ -16,6 +16,7 @@ from smallplates.models.tensors import EXAMPLE_LENGTHS, Array, Signature, Tensor
 SAMPLES, TOKENS = 8, 32
 TOGETHER = 4  # items of a batch that is timed and compared
 NARROW = (1, 2, 3, 7)  # sizes at which kernels compute remainders
+SCALES = (0, 1000, -1000)  # factors of numbers from which networks compute NaN, as of 0 / 0
 MAX_ELEMENTS = 2**24  # of an item; larger ones are not compared
 MAX_DIFFERENCE = 0.02
 """Largest accepted difference in a probability for fp16 and bf16."""
@@ -68,14 +69,18 @@ class Samples:
         return [array[first : first + count] for array in self.inputs]
 
     def further(self) -> Iterator[tuple[int, list[Array]]]:
-        """Generates batches to compare: of one input, of several, and of one of other sizes.
+        """Generates batches to compare: of one input, of several, and of one of other numbers or sizes.
 
         All varying axes have a size of NARROW, 16, 32, 64 or 256, or their limits. If there are several,
         each is also narrow while the others have such a size. The size comes before its batch; 0 comes
-        before a narrow batch, and before those of the usual size.
+        before a narrow batch, and before those of the usual size. Each batch has other numbers, which an
+        output that a runtime leaves as it was does not follow.
         """
         signature, batch_size = self.signature, self.signature.batch_size
         yield from ((0, self.part(0, count)) for count in (batch_size or 1, batch_size or TOGETHER))
+        one = self.part(0, batch_size or 1)
+        for scale in SCALES if any(array.dtype.kind == "f" for array in one) else ():
+            yield 0, [array * array.dtype.type(scale if array.dtype.kind == "f" else 1) for array in one]
         most = max((signature.limits[axis] for axis in signature.input_axes), default=0)
         for size in sorted({min(n, most) for n in (*NARROW, *EXAMPLE_LENGTHS, TOKENS, most)} - {0}):
             full = signature.sizes_at(size)
@@ -84,7 +89,8 @@ class Samples:
             narrow = [full | {axis: small} for axis in full for small in NARROW if small < full[axis]]
             for each in (*narrow, full) if len(full) > 1 else (full,):
                 shapes = [(batch_size or 1, *spec.shape_at(each)) for spec in signature.inputs]
-                yield size * (each is full), list(map(np.resize, self.inputs, shapes))
+                others = (np.roll(array, sum(each.values())) for array in self.inputs)
+                yield size * (each is full), list(map(np.resize, others, shapes))
 
 
 def samples(model: Model, signature: Signature) -> Samples:

@@ -128,7 +128,9 @@ def test_what_is_not_fit_is_not_served_unasked(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("changed", ["model.onnx", "model.onnx.data"])
-def test_a_file_made_from_other_weights_is_refused(folder: Path, tmp_path: Path, changed: str) -> None:
+def test_a_file_made_from_other_weights_is_refused(
+    folder: Path, tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = shutil.copytree(folder, tmp_path / "own")
     with (own / changed).open("ab") as file:  # protobuf: an unknown field
         file.write(b"\x98\x3f\x01")
@@ -136,6 +138,16 @@ def test_a_file_made_from_other_weights_is_refused(folder: Path, tmp_path: Path,
     assert on_cpu(Model.read(own))[1] == reason
     with pytest.raises(ConfigurationError, match="was made from other weights"):
         on_cpu(Model.read(own), precision="int8")
+    calls: list[Kind] = []
+    sha256 = Model.fp32_sha256
+
+    def counted(self: Model, int8: Kind) -> str:
+        calls.append(int8)
+        return sha256(self, int8)
+
+    monkeypatch.setattr(Model, "fp32_sha256", counted)
+    cpu_candidates(Model.read(own), Settings(), "")
+    assert calls == [FILE]  # once for both runtimes
 
 
 def test_nothing_is_changed_where_it_cannot_be_made(folder: Path, tmp_path: Path) -> None:

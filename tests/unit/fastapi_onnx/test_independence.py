@@ -200,13 +200,15 @@ def test_a_graph_that_cannot_be_tried_is_served_as_declared(
     assert said in signature.batch_note
 
 
-def test_scales_of_the_whole_batch_are_no_dependence(tmp_path: Path) -> None:
+def test_scales_of_the_whole_batch_are_a_dependence(tmp_path: Path) -> None:
+    """An item of large numbers would make zeros of the others."""
     nodes = [
         node("DynamicQuantizeLinear", "x", "q scale zero"),
         node("DequantizeLinear", "q scale zero", "y"),
     ]
     signature = described(graph(nodes, "N"), tmp_path)
-    assert (signature.is_batched, signature.batch_note) == (True, "")
+    assert not signature.is_batched
+    assert "DynamicQuantizeLinear" in signature.batch_note
 
 
 def test_the_lengths_are_tried_until_one_fits(tmp_path: Path) -> None:

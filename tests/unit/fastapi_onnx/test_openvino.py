@@ -196,6 +196,7 @@ def test_numbers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
         (-1.5, 2**15 - 1, True),
         (np.nan, 1, False),
         (-np.inf, 1, False),
+        (1e30, 1, False),
         (0.5, 5 * 10**9, False),
         (0.5, -(10**9), False),
     ):
@@ -257,6 +258,45 @@ def test_integers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
             openvino_session.index_limits(read)
     else:
         assert openvino_session.index_limits(read) == {}
+
+
+def test_graphs_inside_of_a_graph_are_left_to_onnx_runtime() -> None:
+    """What they compute of clients' numbers is not followed: integers of large numbers, for example."""
+    nodes = [graphs.node("Mul", "x million", "m"), graphs.node("Cast", "m", "i", to=TensorProto.INT64)]
+    branches = {
+        f"{name}_branch": onnx.helper.make_graph(
+            [*made, graphs.node("Cast", made[-1].output[0], name, to=TensorProto.FLOAT)],
+            name,
+            [],
+            [graphs.value(name, axes=[1])],
+        )
+        for name, made in (("then", nodes), ("else", nodes[:1]))
+    }
+    decided = [graphs.node("Greater", "x million", "is_large"), graphs.node("Squeeze", "is_large", "c")]
+    made = graphs.model(
+        [*decided, graphs.node("If", "c", "y", **branches)],
+        [graphs.value("x", axes=[1])],
+        [graphs.value("y", axes=[1])],
+        graphs.tensors(million=np.float32(10**6)),
+    )
+    core = openvino_session.import_openvino().Core()
+    with pytest.raises(ValueError, match="inside of If, which depends on x"):
+        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+
+
+def test_weights_that_are_nan_are_left_to_onnx_runtime() -> None:
+    """A broken network would answer zeros, also where nothing is compared."""
+    core = openvino_session.import_openvino().Core()
+    for number, is_refused in ((np.nan, True), (-np.inf, False)):  # masks are infinite
+        nodes = [graphs.node("Add", "x w", "z"), graphs.node("Relu", "z", "y")]
+        weights = graphs.tensors(w=np.array([1, number], np.float32))
+        made = graphs.model(nodes, [graphs.value("x")], [graphs.value("y")], weights)
+        read = core.read_model(made.SerializeToString())
+        if is_refused:
+            with pytest.raises(ValueError, match="w has NaN"):
+                openvino_session.index_limits(read)
+        else:
+            assert openvino_session.index_limits(read) == {}
 
 
 def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> None:
@@ -433,6 +473,30 @@ def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_w
     assert widths == ([] if wrong_width else [64, 1, 3, 1, 50, 2])
     backend.trim()  # closes the reference
     np.testing.assert_allclose(backend.infer(signature, inputs)[0], expected, rtol=1e-4)
+
+
+def test_all_items_of_a_graph_in_which_they_depend_on_each_other_were_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO's Resize leaves its output unwritten where the first axis is not what it was."""
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
+    asymmetric = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    made = graphs.model(
+        [onnx.helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **asymmetric)],
+        [graphs.value("x", axes=["N", 1, 2, 2])],
+        [graphs.value("y", axes=["N", "a", "b", "c"])],
+        graphs.tensors(sizes=[1, 1, 4, 4]),
+    )
+    model = Model.read(graphs.saved(made, tmp_path))
+    (tmp_path / "scratch").mkdir()
+    backend, _ = loaded(model, tmp_path / "scratch", cpu_runtime="auto")
+    signature = graphs.compared(model)
+    assert not signature.is_batched
+    for size in (1, 2, 3):
+        numbers = np.random.default_rng(size).random((1, size, 1, 2, 2), np.float32)
+        (found,) = backend.infer(signature, [numbers])
+        assert np.array_equal(found[0, 0, 0], numbers[0, 0, 0].repeat(2, 0).repeat(2, 1))
 
 
 def test_a_graph_of_unknown_meaning_is_not_computed_less_exactly(tmp_path: Path) -> None:

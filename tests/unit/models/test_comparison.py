@@ -35,6 +35,16 @@ def test_outputs_differ(compare: Compare, outputs: Sequence[Array], small: tuple
         assert (gap.worst, gap.mean >= 1) == (math.inf, True)
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint8", "bool"])
+def test_a_label_that_differs_is_no_small_difference(kind: str) -> None:
+    """Of 2,000 labels, 1,999 and 2,000 differ by less than a thousandth of the largest number."""
+    labels = np.arange(2000).astype(kind)
+    other = labels.copy()
+    other[-1] += np.array(1, kind)
+    assert relative(labels, labels) == Difference(0, 0)
+    assert relative(labels, other if kind != "bool" else ~labels) == Difference(math.inf, math.inf)
+
+
 def test_a_single_class_is_compared_by_its_sigmoid() -> None:
     gap = probabilities(np.array([[0], [9]], np.float32), np.array([[math.log(3)], [9]], np.float32))
     assert gap[:2] == pytest.approx((0.25, 0.125), abs=1e-6)

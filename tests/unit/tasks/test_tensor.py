@@ -1,5 +1,6 @@
 """Names that model.json gives a graph's inputs and outputs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ GRAPH = Signature(
 )
 
 
-def plan(names: dict[str, str]) -> tuple[Signature, ...]:
+def plan(names: dict[str, str], graph: Signature = GRAPH) -> tuple[Signature, ...]:
     """What is planned for a graph with these `names` in model.json."""
     description = ModelDescription(name="sums", version="1", task="tensor", names=names)
-    return TensorsOnly.plan(Model(Path(), description), Settings(), GRAPH)
+    return TensorsOnly.plan(Model(Path(), description), Settings(), graph)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,9 @@ def test_an_input_and_an_output_may_share_a_name(names: dict[str, str]) -> None:
 def test_two_inputs_or_two_outputs_may_not(names: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         plan(names)
+
+
+def test_a_graph_with_two_outputs_of_one_name_is_told_from_names_in_model_json() -> None:
+    twice = replace(GRAPH, outputs=GRAPH.outputs[:1] * 2)
+    with pytest.raises(ConfigurationError, match="the graph repeats a name: sum, sum"):
+        plan({}, twice)

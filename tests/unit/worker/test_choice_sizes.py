@@ -68,8 +68,8 @@ def at(height: int, width: int, change: Change) -> Change:
 
 
 def further_sizes(signature: Signature) -> list[tuple[int, ...]]:
-    """Returns the sizes of the first input's varying axes in `further`, without the usual ones."""
-    batches = list(samples(signature).further())[2:]
+    """Returns the sizes of the first input's varying axes in `further`, after the usual ones."""
+    batches = list(samples(signature).further())[2 + len(precision_check.SCALES) :]
     return [batch[0].shape[2:] for _, batch in batches]
 
 
@@ -84,11 +84,11 @@ def test_every_open_axis_is_small_and_large_and_narrow_beside_a_long_one() -> No
 
 
 def test_one_open_axis_has_all_its_sizes_once_and_fixed_sizes_none() -> None:
-    texts = Signature("text", (TensorSpec("x", "int64", (1, "n")),), (), {"n": 50})
+    texts = Signature("text", (TensorSpec("x", "float32", (1, "n")),), (), {"n": 50})
     assert [width for (width,) in further_sizes(texts)] == [1, 2, 3, 7, 16, 32, 50]
     image = Signature("image", (TensorSpec("x", "float32", (3, 8, 8)),), ())
     batches = [batch[0].shape for _, batch in samples(image).further()]
-    assert batches == [(1, 3, 8, 8), (4, 3, 8, 8)]
+    assert batches == [(1, 3, 8, 8), (4, 3, 8, 8), *[(1, 3, 8, 8)] * len(precision_check.SCALES)]
     pairs = Signature("pairs", image.inputs, (), batch_size=2)
     assert {batch[0].shape for _, batch in samples(pairs).further()} == {(2, 3, 8, 8)}
 
@@ -151,6 +151,36 @@ def test_a_candidate_that_is_wrong_at_a_single_size_is_not_chosen(
         assert reason in trial.reason
 
 
+@pytest.mark.parametrize("scale", precision_check.SCALES)
+def test_a_candidate_that_makes_numbers_of_nan_is_not_chosen(scale: int) -> None:
+    """As in OpenVINO's ReLU: the reference computes NaN of zeros, or of large numbers."""
+
+    def broken(batch: Array, logits: Array) -> Array:
+        usual = samples().inputs[0][:1]
+        return logits * np.nan if np.array_equal(batch, usual * np.float32(scale)) else logits
+
+    trial = compare_with(GOOD, computing(), computing(broken))
+    assert not trial.chosen
+    assert "differs by inf" in trial.reason
+
+
+def test_a_candidate_that_leaves_its_output_as_it_was_is_not_chosen() -> None:
+    """As OpenVINO's Resize does whose first axis was another before."""
+    last: list[Array] = []
+
+    def stale(batch: Array, logits: Array) -> Array:
+        if min(batch.shape[2:]) <= 16:
+            last[:] = [logits]
+        return last[0]
+
+    def first(batch: Array, _: Array) -> Array:
+        numbers: Array = batch.reshape(len(batch), -1)[:, :2]
+        return np.pad(numbers, [(0, 0), (0, 2 - numbers.shape[1])])
+
+    candidate = computing(lambda batch, logits: stale(batch, first(batch, logits)))
+    assert not compare_with(GOOD, candidate, computing(first)).chosen
+
+
 def test_a_batch_of_several_is_compared() -> None:
     def together(batch: Array, logits: Array) -> Array:
         return logits * (1.2 if len(batch) > 1 else 1)
@@ -163,13 +193,22 @@ def test_a_good_candidate_is_chosen_and_the_largest_compared_size_is_kept() -> N
     assert (trial.chosen, trial.largest_size) == (True, 128)
 
 
-@pytest.mark.parametrize("other", [computing(), computing(at(7, 7, refused))])
-def test_a_size_that_the_reference_refuses_is_left_out(other: Infer) -> None:
+def test_a_size_that_the_reference_refuses_is_left_out_unless_the_candidate_answers() -> None:
+    """It may answer what lies behind a tensor in memory; larger sizes are left to the reference."""
+
     def picky(batch: Array, logits: Array) -> Array:
         return refused(batch, logits) if batch.shape[2:] in ((7, 7), (128, 40)) else logits
 
-    trial = compare_with(GOOD, other, computing(picky))
+    trial = compare_with(GOOD, computing(at(7, 7, refused)), computing(picky))
     assert (trial.chosen, trial.largest_size) == (True, 64)
+
+    def of_another_shape(*_: Array) -> Array:
+        raise ValueError("the model returned y of the last call")
+
+    for other in (computing(), computing(at(7, 7, of_another_shape))):
+        trial = compare_with(GOOD, other, computing(picky))
+        assert not trial.chosen
+        assert "[1, 3, 7, 7]" in trial.reason
 
 
 def test_sizes_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +275,7 @@ def test_a_candidate_that_ends_its_process_is_named_and_the_others_are_tried(
     networks = {
         REFERENCE: computing(at(3, 3, refused) if is_refused else None),
         deadly: computing(at(3, 3, kills(kind))),
-        GOOD: computing(),
+        GOOD: computing(at(3, 3, refused) if is_refused else None),
     }
     taken = choose(list(networks), Settings(), tmp_path, networks.__getitem__, samples)
     reference, dead, good = taken.trials
