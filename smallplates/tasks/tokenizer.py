@@ -22,6 +22,7 @@ from smallplates.models.huggingface import (
     configuration_errors,
     read,
 )
+from smallplates.models.vocabulary import is_berts, tokenizer_json
 from smallplates.tasks.image.preprocessor import PREPROCESSOR
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -162,7 +163,8 @@ def read_config(folder: Path) -> TokenizerConfig:
 
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
-    if not (folder / TOKENIZER).is_file():
+    path = folder / TOKENIZER
+    if not (path.is_file() or is_berts(folder)):
         if config.pretrained_cfg or (folder / PREPROCESSOR).is_file():
             raise ValueError(
                 f"architectures is {config.architectures}, without a classifier and a {TOKENIZER}; of "
@@ -170,11 +172,12 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
                 "others as ONNX graphs that are called with tensors"
             )
         raise ConfigurationError(
-            f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
-            "supported, which transformers saves with use_fast=True"
+            f"{path} is missing: let transformers write it, with "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     file, pad = read_config(folder), config.pad_token_id
-    tokenizer = read(folder / TOKENIZER, TokenizerFile)
+    with configuration_errors(path):
+        tokenizer = TokenizerFile.model_validate_json(tokenizer_json(path))
     if pad is None and file.pad_token:
         pad = tokenizer.token_id(file.pad_token)
     length = file.model_max_length
@@ -191,7 +194,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
     path = model.tokenizer()
     with library_errors(f"{path} cannot be read as a tokeniser"):
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(tokenizer_json(path))
         if not model.digest:  # a model.json stands for all files beside it
             read_config(model.folder).apply(tokenizer)
     tokenizer.no_truncation()
