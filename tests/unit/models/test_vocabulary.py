@@ -53,7 +53,8 @@ def test_entities_are_found_with_it(tmp_path: Path) -> None:
         ({"model_type": "roberta"}, {}, "", r"tokenizer\.json is missing.*save_pretrained"),
         ({"tokenizer_class": "BertJapaneseTokenizer"}, {}, "", r"tokenizer\.json is missing"),
         ({}, {"tokenizer_class": "BertJapaneseTokenizer"}, "", r"tokenizer\.json is missing"),
-        ({}, {"tokenizer_class": "BertTokenizerFast"}, "[SEP]", r"vocab\.txt has no \[SEP\]"),
+        ({}, {"tokenizer_class": "BertTokenizerFast"}, "[SEP]", r"vocab\.txt cannot .*sep_token"),
+        ({}, {}, "[UNK]", r"vocab\.txt cannot .*\[UNK\]"),
     ],
 )
 def test_lists_of_other_tokens_are_refused(
