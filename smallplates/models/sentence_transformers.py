@@ -5,7 +5,7 @@
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 
@@ -87,6 +87,7 @@ class Options(File):
 
     truncate_dim: PositiveInt | None = None
     module_output_name: Literal["token_embeddings"] | None = None
+    processing_kwargs: dict[str, Any] | None = Field(default=None, max_length=0)
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 

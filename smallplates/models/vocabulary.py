@@ -3,17 +3,11 @@
 from pathlib import Path
 
 from smallplates.errors import library_errors
-from smallplates.models.huggingface import CONFIG, Config, File, read
+from smallplates.models.huggingface import CONFIG, Config, read
 
 VOCABULARY = "vocab.txt"
 NETWORKS = ("bert", "distilbert", "electra", "mobilebert")
 """Networks whose tokenisers need nothing but the vocabulary; the classes have the same names."""
-
-
-class TokenizerClass(File):
-    """The field of `tokenizer_config.json` that replaces the network's type."""
-
-    tokenizer_class: str | None = None
 
 
 def tokenizer_json(path: Path) -> str:
@@ -24,7 +18,7 @@ def tokenizer_json(path: Path) -> str:
     folder = path.parent
     if path.exists() or not is_berts(folder):
         return path.read_text(encoding="utf-8")
-    from tokenizers.implementations import BertWordPieceTokenizer  # workers need none of it
+    from tokenizers import BertWordPieceTokenizer  # workers need none of it
 
     with library_errors(f"{folder / VOCABULARY} cannot be read as a tokeniser"):
         with (folder / VOCABULARY).open(encoding="utf-8") as lines:
@@ -36,10 +30,8 @@ def tokenizer_json(path: Path) -> str:
 
 def is_berts(folder: Path) -> bool:
     """Returns whether a folder's `vocab.txt` is that of a BERT. Raises ConfigurationError."""
-    config, stated = folder / CONFIG, folder / "tokenizer_config.json"
-    if not ((folder / VOCABULARY).is_file() and config.is_file()):
-        return False
-    network = read(config, Config)
-    own = read(stated, TokenizerClass).tokenizer_class if stated.is_file() else None
-    name = own or network.tokenizer_class or network.model_type or ""
+    files = [folder / name for name in ("tokenizer_config.json", CONFIG) if (folder / name).is_file()]
+    configs = [read(path, Config) for path in files if (folder / VOCABULARY).is_file()]
+    stated = [config.tokenizer_class for config in configs] + [config.model_type for config in configs]
+    name = next(filter(None, stated), "")
     return name.removesuffix("Fast").removesuffix("Tokenizer").lower() in NETWORKS
