@@ -23,7 +23,10 @@ ENCODER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
 """Kinds of models; both have a `modules.json` since version 5.4."""
 
 FLAG = "pooling_mode_"
-NAMES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}
+NAMES = {
+    **{"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"},
+    "weightedmean_tokens": "weightedmean",
+}
 
 
 class Module(BaseModel):

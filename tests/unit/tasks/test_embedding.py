@@ -47,6 +47,9 @@ POOLED = {
     "max_tokens": lambda states: states.max(0),
     "mean_tokens": lambda states: states.mean(0),
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / np.sqrt(len(states)),
+    "weightedmean_tokens": lambda states: (
+        np.arange(1, len(states) + 1) @ states / sum(range(len(states) + 1))
+    ),
     "lasttoken": lambda states: states[-1],
 }
 
@@ -276,7 +279,6 @@ WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
 @pytest.mark.parametrize(
     ("steps", "files", "words"),
     [
-        ([("Pooling", {"pooling_mode_weightedmean_tokens": True})], {}, "pooling: "),
         ([("Pooling", TWO_POOLINGS)], {}, "pooling: "),
         ([MEAN, ("LayerNorm", {})], {}, "modules are Transformer, Pooling, LayerNorm; supported are"),
         ([MEAN, NORMALIZE, ("Dense", {})], {}, "its modules are Transformer, Pooling, Normalize, Dense"),
