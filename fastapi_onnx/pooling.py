@@ -108,10 +108,13 @@ class NodeBuilder:
             return self.reshape(self.add("GlobalMaxPool", columns), 0, -1)
         if pooling == "lasttoken":
             column = self.add("Sub", column, self._next(column))
+        ones = column
+        if pooling == "weightedmean":  # later tokens count more
+            column = self.add("Mul", column, self.add("CumSum", column, self.constant(1)))
         row = self.reshape(column, 0, 1, -1)
         vector = self.add("MatMul", row, states)  # [N, 1, size]
         if pooling != "lasttoken":
-            count = self.add("Max", self.add("MatMul", row, column), self.constant(LEAST))
+            count = self.add("Max", self.add("MatMul", row, ones), self.constant(LEAST))
             count = self.add("Sqrt", count) if pooling == "mean_sqrt_len_tokens" else count
             vector = self.add("Div", vector, count)
         return self.reshape(vector, 0, -1)

@@ -27,6 +27,13 @@ from smallplates.models.tensors import Signature, TensorSpec
 WEIGHTS: Kind = "model.safetensors"
 INDEX: Kind = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+TYPES = "token_type_ids"
+OF_TYPES = {
+    *("AlbertTokenizer", "FunnelTokenizer", "HerbertTokenizer", "RemBertTokenizer", "RoFormerTokenizer"),
+    *("SplinterTokenizer", "TokenizersBackend", "XLNetTokenizer"),
+}
+"""Classes of tokenisers in transformers 5 that made TYPES in transformers 4."""
+
 LENGTH = "sequence_length"
 """Name of the axis of the tokens."""
 
@@ -88,6 +95,7 @@ def signature_of(model: Model) -> Signature:
     weights(model)
     config = read_config(model)
     network = network_class(model, config)
+    names = input_names(model, config)
     kind = kind_of(model.description.task)
     if not network.__name__.endswith(kind.head or ""):
         raise ConfigurationError(f"{network.__name__} is supported neither for texts nor with tensors")
@@ -104,7 +112,7 @@ def signature_of(model: Model) -> Signature:
     parameters = inspect.signature(network.forward).parameters
     return Signature(
         "tensor",
-        tuple(TensorSpec(name, "int64", (LENGTH,)) for name in input_names(model) if name in parameters),
+        tuple(TensorSpec(name, "int64", (LENGTH,)) for name in names if name in parameters),
         tuple(TensorSpec(name, "float32", shape) for name, shape in shapes.items()),
         limits={LENGTH: model.description.limit(LENGTH)},
         failure_is_client_error=True,
@@ -178,8 +186,11 @@ def read_config(model: Model) -> Any:
         raise ConfigurationError(f"{path} cannot be served: {first_line(error)}") from error
 
 
-def input_names(model: Model) -> list[str]:
-    """Returns the names of what the tokeniser makes. Raises ConfigurationError."""
+def input_names(model: Model, config: Any) -> list[str]:
+    """Returns the names of what the tokeniser makes in the version of transformers that wrote it.
+
+    Raises ConfigurationError.
+    """
     try:
         tokenizer = library().AutoTokenizer.from_pretrained(
             model.folder, local_files_only=True, trust_remote_code=False
@@ -188,7 +199,11 @@ def input_names(model: Model) -> list[str]:
         raise ConfigurationError(
             f"{model.folder} has a tokeniser that transformers cannot read: {first_line(error)}"
         ) from error
-    return list(tokenizer.model_input_names)
+    names = list(tokenizer.model_input_names)
+    is_older = str(config.transformers_version).startswith("4.")
+    lacks_types = TYPES not in names and type(tokenizer).__name__ in OF_TYPES
+    is_stated = "model_input_names" in tokenizer.init_kwargs
+    return [*names, TYPES] if is_older and lacks_types and not is_stated else names
 
 
 def network_class(model: Model, config: Any) -> Any:

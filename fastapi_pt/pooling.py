@@ -58,6 +58,8 @@ def pool(pooling: str, states: Tensor, attention_mask: Tensor) -> Tensor:
         return states.masked_fill(mask == 0, torch.finfo(states.dtype).min).amax(1)
     if pooling == "lasttoken":
         return (states * (mask - functional.pad(mask[:, 1:], (0, 0, 0, 1)))).sum(1)
+    if pooling == "weightedmean":
+        mask = mask * mask.cumsum(1)  # later tokens count more
     count = mask.sum(1).clamp(min=1e-9)
     return (states * mask).sum(1) / (count.sqrt() if pooling == "mean_sqrt_len_tokens" else count)
 

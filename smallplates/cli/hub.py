@@ -11,7 +11,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_
 ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DESCRIPTION = [
     *("config.json", "preprocessor_config.json", "processor_config.json"),
-    *("tokenizer.json", "tokenizer_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "vocab.txt",
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
     *("*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"),
 ]

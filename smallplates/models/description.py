@@ -128,7 +128,7 @@ class EmbeddingPipeline(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    pooling: Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens"] = "mean"
+    pooling: Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"] = "mean"
     """How the tokens' vectors become one. Ignored if the graph has the output `sentence_embedding`."""
 
     dense: list[str] = []

@@ -51,6 +51,7 @@ class Config(File):
 
     architectures: list[str] | None = None
     model_type: str | None = None
+    tokenizer_class: str | None = None
     problem_type: str | None = None
     id2label: dict[NonNegativeInt, str] | None = None
     num_labels: PositiveInt | None = None

@@ -5,7 +5,7 @@
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, TypeAdapter
 
@@ -23,7 +23,10 @@ ENCODER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
 """Kinds of models; both have a `modules.json` since version 5.4."""
 
 FLAG = "pooling_mode_"
-NAMES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}
+NAMES = {
+    **{"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"},
+    "weightedmean_tokens": "weightedmean",
+}
 
 
 class Module(BaseModel):
@@ -87,6 +90,7 @@ class Options(File):
 
     truncate_dim: PositiveInt | None = None
     module_output_name: Literal["token_embeddings"] | None = None
+    processing_kwargs: dict[str, Any] | None = Field(default=None, max_length=0)
     max_seq_length: PositiveInt | None = None
     do_lower_case: bool = False
 

@@ -401,7 +401,7 @@ def check_inputs(inputs: Sequence[TensorSpec], name: str) -> None:
         if spec.name not in COLUMNS:
             raise ConfigurationError(
                 f"{name} cannot be served: the graph's input {spec.name} is not one of "
-                f"{', '.join(COLUMNS)}"
+                f"{', '.join(COLUMNS)}; `smallplates export transformers` writes a graph with only these"
             )
         if len(spec.shape) != 1 or not spec.varies:
             raise ConfigurationError(

@@ -19,6 +19,7 @@ from smallplates.errors import InvalidRequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
+from smallplates.models.vocabulary import tokenizer_json
 from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import Reading, Span, TextTask, names_of
 from smallplates.tasks.tokenizer import text_pipeline
@@ -102,7 +103,7 @@ class TokenClassification(TextTask):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._activation = ACTIVATIONS[self._model.description.text_pipeline.activation]
-        model = json.loads(self._model.tokenizer().read_bytes())["model"]
+        model = json.loads(tokenizer_json(self._model.tokenizer()))["model"]
         self._marks_subwords = bool(model.get("continuing_subword_prefix"))
         self._unknown = model.get("unk_id", self.tokenizer.token_to_id(model.get("unk_token") or ""))
 

@@ -3,24 +3,40 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PrivateAttr, TypeAdapter, model_validator
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 
 from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import TextPipeline
 from smallplates.models.folder import Model
-from smallplates.models.huggingface import CONFIG, DEFAULT_TOKENS, TOKENIZER, Config, File, read
+from smallplates.models.huggingface import (
+    CONFIG,
+    DEFAULT_TOKENS,
+    TOKENIZER,
+    Config,
+    File,
+    configuration_errors,
+    read,
+)
+from smallplates.models.vocabulary import is_berts, tokenizer_json
 from smallplates.tasks.image.preprocessor import PREPROCESSOR
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+"""Read only if there is no `added_tokens_decoder`, as in files from before transformers 4.34."""
+
 NO_LIMIT = 10**6
 """Tokenisers without a limit state a larger number than this."""
 
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes in transformers that leave the normalizer as `tokenizer.json` has it."""
+
+OF_REMBERT = "RemBertTokenizer"
+"""A class whose special tokens around a text transformers 5 does not write into `tokenizer.json`."""
 
 OF_BERT = {
     "do_lower_case": ("lowercase", True),
@@ -54,9 +70,13 @@ class TokenizerConfig(File):
     model_max_length: float | None = None
     truncation_side: Literal["left", "right"] | None = None
     padding_side: Literal["left", "right"] = "right"
-    pad_token: Token | None = None
     bos_token: Token | None = None
+    eos_token: Token | None = None
+    unk_token: Token | None = None
+    sep_token: Token | None = None
+    pad_token: Token | None = None
     cls_token: Token | None = None
+    mask_token: Token | None = None
     added_tokens_decoder: dict[NonNegativeInt, Token] | None = None
     additional_special_tokens: list[Token] | None = None
     extra_special_tokens: list[Token] | dict[str, Token] | None = None
@@ -68,6 +88,21 @@ class TokenizerConfig(File):
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool | None = None
     add_prefix_space: bool | None = None
+
+    _added: list[Token] = PrivateAttr([])
+    """Content of `added_tokens.json`."""
+
+    @property
+    def special(self) -> list[Token]:
+        """Tokens that are added if `tokenizer.json` lacks them, in this order."""
+        named = (self.bos_token, self.eos_token, self.unk_token, self.sep_token, self.pad_token)
+        extra = self.extra_special_tokens or []
+        return [
+            *self._added,
+            *(token for token in (*named, self.cls_token, self.mask_token) if token),
+            *(extra.values() if isinstance(extra, dict) else extra),
+            *(self.additional_special_tokens or []),
+        ]
 
     def apply(self, tokenizer: Tokenizer) -> None:
         """Changes the tokeniser's steps as transformers does, whose classes go by this file."""
@@ -84,12 +119,14 @@ class TokenizerConfig(File):
             second.add_prefix_space = bool(self.add_prefix_space)
         known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         tokens = [token for _, token in sorted((self.added_tokens_decoder or {}).items())]
-        extra = self.extra_special_tokens or []
-        special = [*(extra.values() if isinstance(extra, dict) else extra)]
-        special += self.additional_special_tokens or []
-        tokens += [token for token in special if token.content not in known]
+        tokens += [token for token in self.special if token.content not in known]
         tokenizer.add_tokens([AddedToken(**token.model_dump(exclude={"id"})) for token in tokens])
         tokenizer.encode_special_tokens = bool(self.split_special_tokens)
+        if self.tokenizer_class == OF_REMBERT and not tokenizer.num_special_tokens_to_add(is_pair=False):
+            first, last = ((token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]"))
+            tokenizer.post_processor = TemplateProcessing(
+                single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[first, last]
+            )
 
 
 class TokenizerFile(File):
@@ -104,14 +141,30 @@ class TokenizerFile(File):
 
 
 def read_config(folder: Path) -> TokenizerConfig:
-    """Reads the tokeniser's configuration, if there is one. Raises ConfigurationError."""
-    path = folder / TOKENIZER_CONFIG
-    return read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    """Reads the tokeniser's configuration and the older files beside it. Raises ConfigurationError."""
+    path, special, added = (folder / name for name in (TOKENIZER_CONFIG, SPECIAL, ADDED))
+    config = read(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    if config.added_tokens_decoder is not None:
+        return config
+    if special.exists():
+        changes = read(special, TokenizerConfig)
+        fields = {name: getattr(changes, name) for name in changes.model_fields_set}
+        config = config.model_copy(update=fields)
+    if added.exists():
+        with configuration_errors(added):
+            ids = TypeAdapter(dict[str, NonNegativeInt]).validate_json(added.read_bytes())
+        named = {token.content for token in config.special}
+        config._added = [
+            Token(content=text, normalized=text not in named, special=text in named)
+            for text in sorted(ids, key=ids.__getitem__)
+        ]
+    return config
 
 
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
-    if not (folder / TOKENIZER).is_file():
+    path = folder / TOKENIZER
+    if not (path.is_file() or is_berts(folder)):
         if config.pretrained_cfg or (folder / PREPROCESSOR).is_file():
             raise ValueError(
                 f"architectures is {config.architectures}, without a classifier and a {TOKENIZER}; of "
@@ -119,11 +172,12 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
                 "others as ONNX graphs that are called with tensors"
             )
         raise ConfigurationError(
-            f"{folder / TOKENIZER} is missing: only tokenisers in this format are "
-            "supported, which transformers saves with use_fast=True"
+            f"{path} is missing: let transformers write it, with "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     file, pad = read_config(folder), config.pad_token_id
-    tokenizer = read(folder / TOKENIZER, TokenizerFile)
+    with configuration_errors(path):
+        tokenizer = TokenizerFile.model_validate_json(tokenizer_json(path))
     if pad is None and file.pad_token:
         pad = tokenizer.token_id(file.pad_token)
     length = file.model_max_length
@@ -140,9 +194,9 @@ def load_tokenizer(model: Model) -> Tokenizer:
     """Returns the tokeniser, without truncation and padding. Raises ConfigurationError."""
     path = model.tokenizer()
     with library_errors(f"{path} cannot be read as a tokeniser"):
-        tokenizer = Tokenizer.from_file(str(path))
-    if not model.digest:  # a model.json stands for all files beside it
-        read_config(model.folder).apply(tokenizer)
+        tokenizer = Tokenizer.from_str(tokenizer_json(path))
+        if not model.digest:  # a model.json stands for all files beside it
+            read_config(model.folder).apply(tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

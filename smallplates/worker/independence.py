@@ -15,6 +15,7 @@ from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import Array, Signature, put_at_end
+from smallplates.models.vocabulary import tokenizer_json
 from smallplates.worker.precision_check import EXACT, token_inputs
 
 ITEMS, TEXTS, TOKENS = 3, 8, 16
@@ -130,7 +131,7 @@ def vocabulary(model: Model) -> tuple[int, Ids]:
     """Returns a text model's number of tokens, and the special ones of an empty text or pair."""
     from tokenizers import Tokenizer  # workers need none of it
 
-    tokenizer = Tokenizer.from_file(str(model.tokenizer()))
+    tokenizer = Tokenizer.from_str(tokenizer_json(model.tokenizer()))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     empty = ("", "") if kind_of(model.description.task).is_pair else ("",)

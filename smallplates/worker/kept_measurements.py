@@ -19,6 +19,7 @@ from uuid import uuid4
 from smallplates import __version__
 from smallplates.logging import logger
 from smallplates.models.folder import Model, file_sha256
+from smallplates.models.vocabulary import VOCABULARY
 from smallplates.settings import Settings
 from smallplates.system import cpus
 
@@ -76,7 +77,8 @@ def digest(value: Any) -> str:
 def dependencies(model: Model, weights: Iterable[Path], settings: Settings) -> dict[str, Any]:
     """Returns what measurements of a model on this machine depend on, apart from how it is called."""
     dense = model.description.embedding.dense if model.description.embedding else []
-    others = ["tokenizer.json", "*quantized.json", "*/*quantized.json", *(f"{name}/*" for name in dense)]
+    others = ["tokenizer.json", VOCABULARY, "*quantized.json", "*/*quantized.json"]
+    others += [f"{name}/*" for name in dense]
     paths = {*weights, *(path for pattern in others for path in model.folder.glob(pattern))}
     packages = [package for name in PACKAGES for package in distributions(name=name)]
     return {

@@ -12,6 +12,7 @@ from smallplates.models.comparison import Compare, difference, independent, prob
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Array, Signature, TensorSpec
+from smallplates.models.vocabulary import tokenizer_json
 
 SAMPLES, TOKENS = 8, 32
 TOGETHER = 4  # items of a batch that is timed and compared
@@ -142,7 +143,7 @@ def token_inputs(signature: Signature, tokens: Array, mask: Array | None = None)
 
 def sample_tokens(model: Model) -> NDArray[np.int64]:
     """Returns token ids from a text model's vocabulary, int64 [8, up to 32]; always the same."""
-    count = len(json.loads(model.tokenizer().read_bytes())["model"]["vocab"])
+    count = len(json.loads(tokenizer_json(model.tokenizer()))["model"]["vocab"])
     length = min(TOKENS, model.description.text_pipeline.max_tokens)
     return np.random.default_rng(0).integers(0, count, (SAMPLES, length))
 

@@ -20,7 +20,7 @@ from tests.transformers.conftest import service
 
 COSINE, COSINE_BF16 = 0.9999, 0.9995
 SCORE = 1e-3
-POOLINGS = ["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens"]
+POOLINGS = ["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"]
 Kept = Callable[..., Path]
 on_both_backends = pytest.mark.parametrize("backend", BACKENDS)
 

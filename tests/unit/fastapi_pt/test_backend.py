@@ -13,7 +13,7 @@ from torch import nn
 from fastapi_pt import BACKEND
 from fastapi_pt.backend import TorchBackend
 from fastapi_pt.cpu import EAGER, FORM, LAYOUTS, PLAIN, optimise
-from fastapi_pt.huggingface import ByName
+from fastapi_pt.huggingface import ByName, signature_of
 from smallplates.errors import ConfigurationError
 from smallplates.models.comparison import probabilities
 from smallplates.models.folder import Model
@@ -78,6 +78,25 @@ class Causal(nn.Module):
             raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
         assert return_dict
         return {"logits": self.embedding(input_ids)[:, -1]}
+
+
+@pytest.mark.parametrize(
+    ("version", "stated", "names"),
+    [
+        ("4.57.6", {}, ["attention_mask", "input_ids", "token_type_ids"]),
+        ("4.57.6", {"model_input_names": ["input_ids"]}, ["input_ids"]),
+        ("5.1.0", {"model_input_names": ["input_ids"]}, ["input_ids"]),
+    ],
+)
+def test_types_of_tokens_as_the_version_that_saved_the_folder_made_them(
+    tmp_path: Path, version: str, stated: dict[str, list[str]], names: list[str]
+) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    folder = exports.saved(tmp_path, exports.word_piece(), {"transformers_version": version})
+    (folder / "model.safetensors").touch()
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", **stated}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    assert sorted(spec.name for spec in signature_of(Model.read(folder)).inputs) == names
 
 
 def test_a_network_that_refuses_batches_computes_texts_alone(

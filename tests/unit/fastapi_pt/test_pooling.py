@@ -22,6 +22,9 @@ POOLED = {
     "max": lambda states: states.amax(0),
     "mean": lambda states: states.mean(0),
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / len(states) ** 0.5,
+    "weightedmean": lambda states: (
+        torch.arange(1.0, len(states) + 1) @ states / sum(range(len(states) + 1))
+    ),
     "lasttoken": lambda states: states[-1],
 }
 

@@ -194,6 +194,14 @@ def test_a_folder_of_models_names_those_of_every_kind(tmp_path: Path) -> None:
         Model.read(tmp_path)
 
 
+def test_modules_of_sentence_transformers_without_a_network_are_no_models(tmp_path: Path) -> None:
+    (tmp_path / "0_Transformer").mkdir()
+    (tmp_path / "0_Transformer" / "config.json").touch()
+    (tmp_path / "modules.json").touch()
+    with pytest.raises(ConfigurationError, match=r"modules\.json .* StaticEmbedding"):
+        Model.read(tmp_path)
+
+
 def test_a_single_onnx_file_is_a_model(tmp_path: Path) -> None:
     folder = tmp_path / "sums"
     folder.mkdir()

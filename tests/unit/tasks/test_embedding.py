@@ -47,6 +47,9 @@ POOLED = {
     "max_tokens": lambda states: states.max(0),
     "mean_tokens": lambda states: states.mean(0),
     "mean_sqrt_len_tokens": lambda states: states.sum(0) / np.sqrt(len(states)),
+    "weightedmean_tokens": lambda states: (
+        np.arange(1, len(states) + 1) @ states / sum(range(len(states) + 1))
+    ),
     "lasttoken": lambda states: states[-1],
 }
 
@@ -259,6 +262,7 @@ def test_many_texts_are_tokenised_together(tmp_path: Path) -> None:
     ]
 
 
+LENGTH = "sentence_bert_config.json"
 TWO_POOLINGS = {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
 GELU = {**LINEAR, "activation_function": "torch.nn.GELU"}
 OWN_POOLING, OWN_NETWORK = (
@@ -275,7 +279,6 @@ WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
 @pytest.mark.parametrize(
     ("steps", "files", "words"),
     [
-        ([("Pooling", {"pooling_mode_weightedmean_tokens": True})], {}, "pooling: "),
         ([("Pooling", TWO_POOLINGS)], {}, "pooling: "),
         ([MEAN, ("LayerNorm", {})], {}, "modules are Transformer, Pooling, LayerNorm; supported are"),
         ([MEAN, NORMALIZE, ("Dense", {})], {}, "its modules are Transformer, Pooling, Normalize, Dense"),
@@ -294,7 +297,8 @@ WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
         ([MEAN, ("Dense", LINEAR)], {"2_Dense/model.safetensors": b"none"}, "as a linear layer"),
         ([MEAN], {"modules.json": {}}, r"modules\.json cannot be served"),
         ([MEAN], {OPTIONS: {"model_type": "CrossEncoder"}}, "a CrossEncoder with its own modules"),
-        ([MEAN], {"sentence_bert_config.json": {"module_output_name": "a"}}, "module_output_name: "),
+        ([MEAN], {LENGTH: {"module_output_name": "a"}}, "module_output_name: "),
+        ([MEAN], {LENGTH: {"processing_kwargs": {"text": {}}}}, "processing_kwargs: "),
         ([("Pooling", WITHOUT_PROMPT)], PROMPT, "its pooling leaves prompts out"),
         ([], {"config.json": {"architectures": ["BertForMaskedLM"]}}, "is BertForMaskedLM"),
         ([], {"config.json": {"architectures": ["GPT2LMHeadModel"]}}, "is GPT2LMHeadModel"),

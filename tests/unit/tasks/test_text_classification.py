@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from onnx import TensorProto
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from tokenizers.normalizers import BertNormalizer
 
 from fastapi_onnx.backend import OnnxBackend
@@ -182,6 +182,7 @@ def test_a_class_of_bert_has_defaults_for_what_its_configuration_leaves_out(
         {"additional_special_tokens": ["<dish>", "[SEP]"]},
         {"extra_special_tokens": {"dish_token": "<dish>"}},
         {"extra_special_tokens": [{"content": "<dish>"}]},
+        {"mask_token": "<dish>"},
     ],
 )
 def test_tokens_that_only_its_configuration_has_are_added(
@@ -191,6 +192,47 @@ def test_tokens_that_only_its_configuration_has_are_added(
     (folder / "tokenizer_config.json").write_text(json.dumps(options))
     size = WORD_PIECE.get_vocab_size()
     assert tokens(loaded(folder), text="<dish>soup")[0] == [2, size, WORD_PIECE.token_to_id("soup"), 3]
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("special_tokens_map.json", {"mask_token": "<dish>"}),
+        ("special_tokens_map.json", {"additional_special_tokens": [{"content": "<dish>"}]}),
+        ("added_tokens.json", {"<dish>": 900, "[SEP]": 3}),
+    ],
+)
+def test_older_files_have_tokens_if_the_configuration_has_none(
+    tmp_path: Path, name: str, content: dict[str, Any], is_newer: bool
+) -> None:
+    folder = saved(tmp_path)
+    (folder / name).write_text(json.dumps(content))
+    newer: dict[str, Any] = {"added_tokens_decoder": {}} if is_newer else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[PAD]", **newer}))
+    size = WORD_PIECE.get_vocab_size()
+    assert (size in tokens(loaded(folder), text="<dish>soup")[0]) != is_newer
+
+
+def test_an_added_token_is_text_unless_it_is_special(tmp_path: Path) -> None:
+    folder, size = saved(tmp_path), WORD_PIECE.get_vocab_size()
+    (folder / "added_tokens.json").write_text('{"<dish>": 900, "<salt>": 901}')
+    (folder / "special_tokens_map.json").write_text('{"additional_special_tokens": ["<salt>"]}')
+    task = loaded(folder)
+    assert size in tokens(task, text="<DISH> soup")[0]  # normalised: in lower case
+    assert size + 1 in tokens(task, text="<salt> soup")[0]
+    assert size + 1 not in tokens(task, text="<SALT> soup")[0]
+
+
+def test_rembert_has_special_tokens_around_a_text(tmp_path: Path) -> None:
+    tokenizer, names = exports.word_piece(), ("input_ids", "token_type_ids")
+    folder = exports.saved(tmp_path / "made", tokenizer, {}, names=names)
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert len(tokens(loaded(folder), text="soup")[0]) == 1
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "RemBertTokenizer"}')
+    ids = tokens(loaded(folder), text="soup", text_pair="warm")
+    assert ids == [WORD_PIECE.encode("soup", "warm").ids, WORD_PIECE.encode("soup", "warm").type_ids]
 
 
 def test_special_tokens_of_a_text_are_text_if_the_configuration_says_so(tmp_path: Path) -> None:
