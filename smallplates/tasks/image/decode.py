@@ -11,6 +11,7 @@ other files, such as those with EXIF, which may rotate the image, and those that
 Triton's photo model contains a copy of this folder.
 """
 
+import ctypes
 import importlib
 import io
 import math
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, _imaging
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
@@ -137,6 +138,8 @@ class ImageDecoder:
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as for other formats; requests are decoded in parallel
         Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
         warnings.filterwarnings("ignore", module="PIL")  # one for each odd tag, thousands in a file
+        with suppress(AttributeError, OSError):  # nor a line on stderr for each damaged row of a TIFF
+            ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)
 
     def decode(self, data: bytes) -> NDArray[np.uint8]:
         """Decodes a file to pixels, uint8 [height, width, 3], of size `pipeline.output_size`.

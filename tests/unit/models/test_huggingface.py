@@ -242,6 +242,7 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
         ({"input_size": [3, 32, 32], "crop_pct": 0.95, **HALF}, 33, 32, "bicubic"),
         ({"input_size": [3, 32, 32], "crop_pct": 1.0, "interpolation": "bilinear"}, 32, 32, "bilinear"),
         ({"crop_mode": "squash", "crop_pct": 0.9}, (248, 248), 224, "bicubic"),
+        ({"crop_mode": NULL}, 256, 224, "bicubic"),
     ],
 )
 def test_a_folder_of_timm_has_the_steps_of_its_evaluation(
@@ -342,6 +343,7 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({"id2label": {"a": "a"}}, {}, r"id2label"),
         ({"id2label": {"0": "a"}}, {}, "problem_type"),
         ({"problem_type": "multi_label_classification"}, {}, "problem_type"),
+        ({"num_channels": 1}, {"image_mean": [0.5], "image_std": [0.5]}, "num_channels is 1; only 3"),
         ({"problem_type": "regression"}, {}, "problem_type is regression, with 3 labels"),
         ({"architectures": ["ViTModel"]}, {}, r"\['ViTModel'\], without a classifier .* ForImageC"),
         ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),

@@ -152,6 +152,12 @@ def test_a_layout_that_would_give_other_pixels_is_refused(data: bytes) -> None:
         DECODER.decode(data)
 
 
+def test_a_damaged_tiff_is_no_matter_for_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    data = pictures.encode(pictures.plate().convert("1"), "TIFF", compression="group4")
+    DECODER.decode(data[:8] + b"\xa5" * 200 + data[208:])
+    assert not capfd.readouterr().err
+
+
 def test_a_tiff_of_large_integers_without_a_sign() -> None:
     values = np.full((9, 9), 200 << 24, np.uint32)
     data = tiff(values.view(np.int32), **{"339": 1})
