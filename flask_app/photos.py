@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, _imaging, features
 from flask_app.errors import UploadError
 
 MAX_NAME = 80
-MAX_PIXELS = 50_000_000
+MAX_PIXELS = 52_000_000
 AVIF_BRANDS = {b"avif", b"avis"}
 CONTAINER_BRANDS = {b"mif1", b"msf1"}  # of either format; the compatible brands say which
 HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"}
