@@ -5,20 +5,22 @@ browsers without JavaScript, which have no preview. It writes nothing to disk.
 """
 
 import base64
+import ctypes
 import importlib.util
 import io
 import unicodedata
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, _imaging, features
 
 from flask_app.errors import UploadError
 
 MAX_NAME = 80
-MAX_PIXELS = 50_000_000
+MAX_PIXELS = 52_000_000
 AVIF_BRANDS = {b"avif", b"avis"}
 CONTAINER_BRANDS = {b"mif1", b"msf1"}  # of either format; the compatible brands say which
 HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"}
@@ -54,6 +56,9 @@ class Decoder:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "decoder")
+        warnings.filterwarnings("ignore", module="PIL")  # a line on stderr for each odd tag of a photo
+        with suppress(AttributeError, OSError):  # and for each damaged row of a TIFF
+            ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)
 
     def for_the_api(self, content: bytes) -> bytes:
         """Returns the bytes unchanged, or a JPEG of a HEIC or AVIF file. Raises UploadError."""

@@ -28,6 +28,8 @@ def from_base64(text: str) -> bytes:
         prefix, comma, text = text.partition(",")
         if not comma or not prefix.lower().endswith(";base64"):
             raise InvalidBase64Error("a data URL must look like data:image/jpeg;base64,...")
+    if text[:8].lower().startswith(("http://", "https://")):
+        raise InvalidBase64Error("the service doesn't download URLs: send the file itself in base64")
     try:
         return decode_base64(text)
     except ValueError as error:

@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     decompresses them; further requests get 503 `overloaded`. Paths that need no key have a second limit
     of the same size."""
 
-    max_image_pixels: PositiveInt = 50_000_000
+    max_image_pixels: PositiveInt = 52_000_000
     """Maximum width times height of an image, checked before decoding."""
 
     long_text: Literal["refuse", "truncate"] = "refuse"

@@ -228,6 +228,6 @@ TOO_LARGE: dict[str, Callable[[], bytes]] = {
     "promise": lambda: png(2**31 - 1, 2**31 - 1, b""),
     "avif promise": lambda: avif(16_000, 16_000),
     "tiff of large tiles": lambda: tiff_with_tiles(16384),
-    "just over": lambda: encode(Image.new("1", (10_000, 5_001)), "PNG"),
+    "just over": lambda: encode(Image.new("1", (10_000, 5_201)), "PNG"),
 }
 """413 image_too_large."""

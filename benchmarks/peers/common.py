@@ -164,9 +164,10 @@ def resized(photo: Image.Image, pipeline: ImagePipeline) -> Image.Image:
     else:
         size = pipeline.resize[::-1]
     photo = photo.resize(size, Resampling.BILINEAR)
-    if crop := pipeline.center_crop:
-        left, top = round((photo.width - crop) / 2), round((photo.height - crop) / 2)
-        photo = photo.crop((left, top, left + crop, top + crop))
+    if pipeline.crop:
+        height, width = pipeline.crop
+        left, top = round((photo.width - width) / 2), round((photo.height - height) / 2)
+        photo = photo.crop((left, top, left + width, top + height))
     if pipeline.enlarge:
         photo = photo.resize(pipeline.enlarge[::-1], Resampling.BILINEAR)
     return photo

@@ -63,9 +63,9 @@ class ImagePipeline(BaseModel):
     """Whether to resize to exactly Pillow's pixels. Otherwise faster code is used, with some pixels off
     by one, very few by two."""
 
-    center_crop: Side | None = None
-    """Side in pixels of the square that is cropped from the centre after `resize`, with black borders if
-    the image is smaller; null: no crop."""
+    center_crop: Side | Size | None = None
+    """Side in pixels of the square that is cropped from the centre after `resize`, or `[height, width]`,
+    with black borders if the image is smaller; null: no crop."""
 
     crop_rounding: Literal["nearest", "down"] = Field(
         default="nearest", exclude_if=lambda value: value == "nearest"
@@ -96,10 +96,16 @@ class ImagePipeline(BaseModel):
         """Size of every preprocessed image, (height, width)."""
         if self.enlarge:
             return self.enlarge
-        if self.center_crop:
-            return self.center_crop, self.center_crop
+        if self.crop:
+            return self.crop
         assert not isinstance(self.resize, int)  # noqa: S101 ensured by check_output_is_fixed
         return self.resize
+
+    @property
+    def crop(self) -> Size | None:
+        """Size of the centre crop, (height, width)."""
+        side = self.center_crop
+        return (side, side) if isinstance(side, int) else side
 
 
 class TextPipeline(BaseModel):

@@ -55,6 +55,7 @@ class Config(File):
     problem_type: str | None = None
     id2label: dict[NonNegativeInt, str] | None = None
     num_labels: PositiveInt | None = None
+    num_channels: Any = None
     vocab_size: int | None = None
     pad_token_id: NonNegativeInt | None = None
     max_position_embeddings: int | None = None

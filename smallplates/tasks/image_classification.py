@@ -65,6 +65,8 @@ class ImageClassification(Classification):
                 f"problem_type is {config.problem_type}, with {len(config.labels)} labels; for images, "
                 "only several labels that exclude each other are supported"
             )
+        if config.num_channels not in (None, 3):
+            raise ValueError(f"num_channels is {config.num_channels}; only 3, RGB, is supported")
         return {"labels": config.labels, "image": image_pipeline(folder, config)}
 
     @classmethod

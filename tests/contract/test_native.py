@@ -294,7 +294,7 @@ def test_health_and_model(backend_url: str) -> None:
     assert (model["title"], model["task"]) == ("What food is this?", "image-classification")
     assert list(model["request_schema"]["properties"]) == ["image"]
     assert list(model["answer_schema"]["properties"]) == ["prediction", "probability", "top"]
-    assert model["limits"] == {"request_bytes": 20 * 2**20, "image_pixels": 50_000_000}
+    assert model["limits"] == {"request_bytes": 20 * 2**20, "image_pixels": 52_000_000}
     assert post(backend_url, model["example"]).status_code == 200
 
 

@@ -179,7 +179,7 @@ def test_requests_at_the_same_time_are_not_mixed_up(triton_url: str, onnx_url: s
         ([b""], "the image is empty"),
         (["AAA"], "not valid base64"),
         ([PHOTOS["jpeg"], b"no picture!"], "element 1: not a JPEG"),
-        ([pictures.bomb()], "at most 50000000 are accepted"),
+        ([pictures.bomb()], "at most 52000000 are accepted"),
     ],
 )
 def test_a_bad_photo_is_a_clear_error(client: Any, photos: Any, words: str) -> None:

@@ -19,7 +19,10 @@ TOP = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.47853944, 0.4732864,
 SQUARE = {"height": 224, "width": 224}
 
 
-def of(kind: str, resample: int, size: int | dict[str, int], **more: Any) -> dict[str, Any]:
+OBLONG = {"height": 160, "width": 320}
+
+
+def of(kind: str, resample: int, size: int | list[int] | dict[str, int], **more: Any) -> dict[str, Any]:
     """A file with an image processor of this kind, or an older feature extractor."""
     role = "image_processor" if isinstance(size, dict) else "feature_extractor"
     name = kind + role.title().replace("_", "")
@@ -59,6 +62,9 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "google/siglip-base-patch16-224": ("siglip", of("Siglip", 3, SQUARE, **HALF)),
     "openai/clip-vit-base-patch32": ("clip", of("CLIP", 3, 224, **CROPPED)),
     "a crop beyond the image": ("clip", of("CLIP", 3, short(201), **CROPPED)),
+    "a crop that is not square": ("clip", of("CLIP", 3, short(201), crop_size=OBLONG)),
+    "an oblong crop beyond the image": ("deit", of("DeiT", 3, {**SQUARE}, crop_size=OBLONG)),
+    "sizes as lists": ("deit", of("DeiT", 3, [224, 160], crop_size=[160, 128])),
     "facebook/dinov2-small-imagenet1k-1-layer": ("dinov2", of("Bit", 3, short(256), **CROPPED)),
     "Zetatech/pvt-tiny-224": ("pvt", of("Pvt", 2, SQUARE)),
     "null is false": ("deit", of("DeiT", 3, SQUARE, do_center_crop=None, do_rescale=None)),

@@ -28,6 +28,12 @@ def test_base64_refusals(text: str) -> None:
         from_base64(text)
 
 
+@pytest.mark.parametrize("text", ["https://example.com/a.jpg", "HTTP://example.com/AAAA"])
+def test_urls_are_not_fetched(text: str) -> None:
+    with pytest.raises(InvalidBase64Error, match="URL"):
+        from_base64(text)
+
+
 @pytest.mark.parametrize("text", ["A", "AA", "AAA", "AA=", "AAAA=", "A-_", "data:;base64,AA A\n"])
 def test_a_refusal_names_the_padding_if_that_is_wrong(text: str) -> None:
     with pytest.raises(InvalidBase64Error, match="multiple of 4"):

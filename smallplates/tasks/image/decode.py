@@ -11,10 +11,13 @@ other files, such as those with EXIF, which may rotate the image, and those that
 Triton's photo model contains a copy of this folder.
 """
 
+import ctypes
 import importlib
 import io
 import math
+import re
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, _imaging
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
@@ -54,6 +57,9 @@ RUN_LENGTHS = (BmpImageFile.COMPRESSIONS["RLE8"], BmpImageFile.COMPRESSIONS["RLE
 ORIENTATION = 0x0112
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 PHOTOMETRIC, WHITE_IS_ZERO = 262, 0
+COMPRESSION, UNCOMPRESSED = 259, 1
+PLANES, SEPARATE = 284, 2
+SAMPLE_FORMAT, UNSIGNED = 339, "unsigned"
 BITS_PER_SAMPLE, DEPTH = 258, "depth"
 KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels, but not a PNG's transparent grey
 UPRIGHT = {
@@ -71,6 +77,18 @@ INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the e
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG = b"\x89PNG"
 MAX_AVIF_METADATA = 32 * 1024  # libavif takes quadratic time for it, while no other thread can run
+LOOKS_LIKE = {
+    rb".{4}ftyp(hei|hev|mif1|msf1)": "a HEIC photo: save it as JPEG",
+    rb"\0\0\0\x0c(jP|JXL) |\xff[\n\x4f]": "JPEG 2000 or JPEG XL: save it as JPEG",
+    rb"%PDF": "a PDF",
+    rb"\s*<": "HTML, such as a page that says why there is no image, or SVG",
+    rb"\s*[{[]": "JSON: send it with Content-Type: application/json",
+    rb"data:|/9j/|iVBORw|R0lGOD|UklGR": "base64: send it in JSON, as image",
+}
+"""Beginnings of files that are no images for Pillow -> what they are."""
+
+KNOWN = rb"\xff\xd8|\x89PNG|RIFF....WEBP|GIF8|BM|II[*+]|MM\0[*+]"
+
 MAX_OCCURRENCES = (
     (JPEG, SCAN, MAX_SCANS, "scans"),
     (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow concatenates them one by one
@@ -115,9 +133,13 @@ class ImageDecoder:
         Image.init()  # now, because later Pillow may find no free descriptor to load its plugins
         self.pipeline = pipeline
         self.max_pixels = max_pixels
+        self._crop = pipeline.crop
         self._resizer = Resizer(pipeline.filter, pipeline.exact)
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # as for other formats; requests are decoded in parallel
         Image.MAX_IMAGE_PIXELS = None  # disables Pillow's fixed limit; ours is checked below
+        warnings.filterwarnings("ignore", module="PIL")  # one for each odd tag, thousands in a file
+        with suppress(AttributeError, OSError):  # nor a line on stderr for each damaged row of a TIFF
+            ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler(None)
 
     def decode(self, data: bytes) -> NDArray[np.uint8]:
         """Decodes a file to pixels, uint8 [height, width, 3], of size `pipeline.output_size`.
@@ -144,7 +166,7 @@ class ImageDecoder:
 
     def _decode_by_pillow(self, data: bytes) -> NDArray[np.uint8]:
         with (
-            codec_errors_are_client_errors(),
+            codec_errors_are_client_errors(data),
             Image.open(BoundedFile(data), formats=FORMATS) as image,
         ):
             check_size(*image.size, self.max_pixels)
@@ -154,7 +176,9 @@ class ImageDecoder:
                 image.draft(None, self.draft_size(*image.size))
             elif isinstance(image, TiffImageFile):
                 self._check_tiles(image)
+                check_layout(image)
                 image.info[DEPTH] = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0]
+                image.info[UNSIGNED] = 1 in image.tag_v2.get(SAMPLE_FORMAT, (1,))
             elif isinstance(image, PngImageFile):
                 correct_transparency(image)
             elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
@@ -208,19 +232,19 @@ class ImageDecoder:
         pipeline = self.pipeline
         width, height = size_of(image)
         new_width, new_height = self._size_after_resize(width, height)
-        crop = pipeline.center_crop
-        if crop is None or crop > min(new_width, new_height) or pipeline.exact:
+        down, across = self._crop or (new_height, new_width)
+        left, top = self._start(new_width, across), self._start(new_height, down)
+        right, bottom = left + across, top + down
+        if self._crop is None or across > new_width or down > new_height or pipeline.exact:
             # a long, narrow image may become too large
             check_size(new_width, new_height, self.max_pixels)
             pixels = self._resizer.resize(image, (new_width, new_height))
-            if crop:
-                left, top = self._start(new_width, crop), self._start(new_height, crop)
-                pixels = np.array(Image.fromarray(pixels).crop((left, top, left + crop, top + crop)))
+            if self._crop:
+                pixels = np.array(Image.fromarray(pixels).crop((left, top, right, bottom)))
         else:
-            left, top = self._start(new_width, crop), self._start(new_height, crop)
             x, y = width / new_width, height / new_height
-            box = (left * x, top * y, min((left + crop) * x, width), min((top + crop) * y, height))
-            pixels = self._resizer.resize(image, (crop, crop), box)
+            box = (left * x, top * y, min(right * x, width), min(bottom * y, height))
+            pixels = self._resizer.resize(image, (across, down), box)
         if pipeline.enlarge:
             pixels = self._resizer.resize(pixels, pipeline.enlarge[::-1])
         return np.ascontiguousarray(pixels[..., ::-1]) if pipeline.channels == "BGR" else pixels
@@ -318,14 +342,20 @@ def check_size(width: int, height: int, most: int) -> None:
 
 
 @contextmanager
-def codec_errors_are_client_errors() -> Iterator[None]:
+def codec_errors_are_client_errors(data: bytes) -> Iterator[None]:
     """Turns the codecs' exceptions, which can be of any type, into InvalidImageError."""
     try:
         yield
     except (ImageTooLargeError, InvalidImageError):
         raise
     except UnidentifiedImageError as error:
-        raise InvalidImageError(f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from error
+        message = f"not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image"
+        if re.match(KNOWN, data, re.DOTALL):
+            message = "the image is damaged, or of a kind that isn't supported: save it as JPEG or PNG"
+        for start, kind in LOOKS_LIKE.items():
+            if re.match(start, data, re.DOTALL):
+                message += f", but {kind}"
+        raise InvalidImageError(message) from error
     except Exception as error:
         reason = str(error) or "it is damaged"
         raise InvalidImageError(f"the image cannot be read: {reason}"[:200]) from error
@@ -341,6 +371,16 @@ def upright(image: Image.Image) -> Image.Image:
     if isinstance(orientation, int) and orientation in UPRIGHT:
         return image.transpose(UPRIGHT[orientation])
     return image
+
+
+def check_layout(image: TiffImageFile) -> None:
+    """Raises InvalidImageError for a TIFF that Pillow reads as other pixels, without an error."""
+    tags = image.tag_v2
+    plain = tags.get(COMPRESSION, UNCOMPRESSED) == UNCOMPRESSED
+    deep = max(tags.get(BITS_PER_SAMPLE, (1,))) > 8
+    planes = tags.get(PLANES) == SEPARATE and (image.mode == "LA" or (plain and deep))
+    if planes or (image.mode == "F" and tags.prefix == b"MM" and not plain):
+        raise InvalidImageError("this layout of a TIFF isn't supported: save it as JPEG or PNG")
 
 
 def is_negative(image: Image.Image) -> bool:
@@ -378,12 +418,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts any mode to RGB: puts transparency over white, reduces 16 bits per channel to 8."""
     if image.mode[0] in "IF":  # one channel of 16 or more bits, or of floats from 0 to 1 or to 255
         values = np.nan_to_num(np.asarray(image), nan=0.0)
+        if image.mode == "I" and image.info.get(UNSIGNED):
+            values = values.view(np.uint32)
         if image.mode == "F" and values.max() <= 1:
             values = values * 255
         depth = 12 if image.info.get(DEPTH) == 12 else 16  # Pillow reads 12 bits as they are
-        if image.mode == "I" and values.max() <= 255:
-            depth = 8  # bytes in a TIFF of 32 bits, or of 16 with a sign
-        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0, 65535) >> depth - 8
+        if image.mode == "I":  # of 32 bits, or of 16 with a sign, which may hold bytes
+            depth = -(-int(values.max()).bit_length() // 8) * 8 or 8
+        shades = values.clip(0, 255) if image.mode == "F" else values.clip(0) >> depth - 8
         is_transparent = values == image.info.get("transparency")
         return Image.fromarray(np.where(is_transparent, 255, shades).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:

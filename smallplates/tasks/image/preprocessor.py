@@ -59,7 +59,7 @@ CONVNEXT_UNCROPPED = 384
 
 CURE = 'to call the graph with prepared images, write a model.json with "task": "tensor"'
 
-Sizes = PositiveInt | dict[str, PositiveInt]
+Sizes = PositiveInt | tuple[PositiveInt, PositiveInt] | dict[str, PositiveInt]
 Channels = float | tuple[float, float, float]
 Flag = bool | None  # null means false, whatever the default is
 
@@ -71,6 +71,10 @@ class Preprocessor(File):
     feature_extractor_type: str | None = None
     do_resize: Flag = True
     size: Sizes | None = None
+    default_to_square: Flag = None
+    """Whether a single number as `size` means the side of a square; else its family decides."""
+
+    use_square_size: Literal[False] | None = None
     resample: Literal[0, 1, 2, 3, 4, 5] | None = None
     """Number of the filter, see FILTERS."""
 
@@ -130,32 +134,31 @@ class Preprocessor(File):
             exact["channels"] = "BGR"
         return ImagePipeline.model_validate(steps | exact)
 
-    def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | None]:
-        """Returns the size after resizing, the short side or (height, width), and the crop's side."""
-        family = FAMILIES[kind]
-        resize = sides("size", self.size, family.is_square)
+    def _sizes(self, kind: str) -> tuple[int | tuple[int, int], int | tuple[int, int] | None]:
+        """Returns the size after resizing, the short side or (height, width), and the crop's."""
+        family, square = FAMILIES[kind], self.default_to_square
+        resize = sides("size", self.size, family.is_square if square is None else square)
         if kind in CROP_PCT:
             if not isinstance(resize, int):
                 raise ValueError("size has no shortest_edge")
             share = self.crop_pct or CROP_PCT[kind]
             if kind == POOLFORMER and self.crop_pct is None and "crop_pct" in self.model_fields_set:
                 share = 1.0  # null means no scaling, but not for ConvNeXT
-            crop, resize = resize, int(resize / share)
+            side, resize = resize, int(resize / share)
             if kind == CONVNEXT:
                 if self.do_center_crop:
                     raise ValueError("do_center_crop is true, but ConvNeXT crops by crop_pct")
-                return ((crop, crop), None) if crop >= CONVNEXT_UNCROPPED else (resize, crop)
+                return ((side, side), None) if side >= CONVNEXT_UNCROPPED else (resize, side)
         if kind == LEVIT and isinstance(resize, int):
             resize = int(256 / 224 * resize)
         is_given = "do_center_crop" in self.model_fields_set
         crops = self.do_center_crop if is_given else family.crop is not None
-        return resize, self._crop(family) if crops and kind != SEGFORMER else None
-
-    def _crop(self, family: Family) -> int:
+        if not crops or kind == SEGFORMER:
+            return resize, None
         crop = sides("crop_size", self.crop_size or family.crop, square=True)
-        if isinstance(crop, int) or crop[0] != crop[1]:
-            raise ValueError("crop_size must be square")
-        return crop[0]
+        if isinstance(crop, int):
+            raise ValueError("crop_size has shortest_edge; height and width are supported")
+        return resize, crop[0] if crop[0] == crop[1] else crop
 
     def _statistics(self, kind: str) -> tuple[list[float], list[float]]:
         """Returns mean and standard deviation for pixels from 0 to 1, whatever the file's scale is."""
@@ -204,6 +207,8 @@ def sides(field: str, size: Sizes | None, square: bool) -> int | tuple[int, int]
         raise ValueError(f"{field} is missing")
     if isinstance(size, int):
         return (size, size) if square else size
+    if isinstance(size, tuple):
+        return size
     if set(size) == {"height", "width"}:
         return size["height"], size["width"]
     if set(size) == {"shortest_edge"}:

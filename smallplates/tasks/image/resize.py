@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, __version__
 from PIL.Image import Resampling, Transpose
 
-KNOWN_PILLOWS = range(11, 14)
+KNOWN_PILLOWS = range(13, 14)
 """Major versions of Pillow that the SIMD code is tested with."""
 
 SIMD: Any = None

@@ -18,7 +18,7 @@ class Pretrained(BaseModel):
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     crop_pct: PositiveFloat = 0.875
-    crop_mode: Literal["center", "squash"] = "center"
+    crop_mode: Literal["center", "squash"] | None = None
 
     def pipeline(self) -> ImagePipeline:
         """Returns the preprocessing steps. Raises ValueError for unsupported ones."""

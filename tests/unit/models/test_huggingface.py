@@ -59,7 +59,10 @@ def images(folder: Path, config: dict[str, Any] | None = None, **changes: Any) -
 
 
 def reference(
-    image: Image.Image, size: tuple[int, int] | int, resample: Resampling, crop: int | None
+    image: Image.Image,
+    size: tuple[int, int] | int,
+    resample: Resampling,
+    crop: int | tuple[int, int] | None,
 ) -> NDArray[np.uint8]:
     """What the image processors do, with Pillow; `size` is the short side or (height, width)."""
     if isinstance(size, int):
@@ -67,10 +70,11 @@ def reference(
         size = (longer, size) if image.height > image.width else (size, longer)
     pixels = np.asarray(image.resize(size[::-1], resample))
     if crop:
-        border = max(0, crop - min(size) + 1) // 2
+        down, across = (crop, crop) if isinstance(crop, int) else crop
+        border = max(0, max(down, across) - min(size) + 1) // 2
         pixels = np.pad(pixels, [(border, border), (border, border), (0, 0)])
-        top, left = ((side - crop) // 2 + border for side in size)
-        pixels = pixels[top : top + crop, left : left + crop]
+        top, left = (size[0] - down) // 2 + border, (size[1] - across) // 2 + border
+        pixels = pixels[top : top + down, left : left + across]
     return pixels
 
 
@@ -81,6 +85,7 @@ def of(kind: str, size: int | tuple[int, int] | dict[str, int], **more: Any) -> 
 
 
 CROP_32 = {"crop_size": {"height": 32, "width": 32}}
+OBLONG = {"crop_size": {"height": 24, "width": 40}}
 EFFICIENTNET = {"image_processor_type": "EfficientNetImageProcessor"}
 OFFSET = {"rescale_offset": True, "rescale_factor": 1 / 127.5}
 EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeatureExtractor"}
@@ -122,6 +127,12 @@ EXTRACTOR = {"image_processor_type": None, "feature_extractor_type": "ViTFeature
         (of("EfficientNet", 43, do_center_crop=True, crop_size=289), (43, 43), Resampling.BILINEAR, 289),
         (of("CLIP", (0, 31), crop_size=48), 31, Resampling.BILINEAR, 48),
         (of("Bit", (0, 224), crop_size=None, resample=None), 224, Resampling.BICUBIC, 224),
+        (of("CLIP", (0, 41), **OBLONG), 41, Resampling.BILINEAR, (24, 40)),
+        (of("DeiT", 30, **OBLONG), (30, 30), Resampling.BILINEAR, (24, 40)),
+        (of("DeiT", 43, crop_size=[24, 40]), (43, 43), Resampling.BILINEAR, (24, 40)),
+        ({"size": [24, 40]}, (24, 40), Resampling.BILINEAR, None),
+        (of("CLIP", 43, default_to_square=True, **CROP_32), (43, 43), Resampling.BILINEAR, 32),
+        (of("DeiT", 43, default_to_square=False, **CROP_32), 43, Resampling.BILINEAR, 32),
         (
             {"image_processor_type": None, "resample": None, "size": 40},
             (40, 40),
@@ -136,7 +147,7 @@ def test_pixels_are_those_of_the_image_processor(
     changes: dict[str, Any],
     size: tuple[int, int] | int,
     resample: Resampling,
-    crop: int | None,
+    crop: int | tuple[int, int] | None,
     shape: tuple[int, int],
 ) -> None:
     model = Model.read(images(tmp_path / "made", **changes))
@@ -231,6 +242,7 @@ HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
         ({"input_size": [3, 32, 32], "crop_pct": 0.95, **HALF}, 33, 32, "bicubic"),
         ({"input_size": [3, 32, 32], "crop_pct": 1.0, "interpolation": "bilinear"}, 32, 32, "bilinear"),
         ({"crop_mode": "squash", "crop_pct": 0.9}, (248, 248), 224, "bicubic"),
+        ({"crop_mode": NULL}, 256, 224, "bicubic"),
     ],
 )
 def test_a_folder_of_timm_has_the_steps_of_its_evaluation(
@@ -331,6 +343,7 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({"id2label": {"a": "a"}}, {}, r"id2label"),
         ({"id2label": {"0": "a"}}, {}, "problem_type"),
         ({"problem_type": "multi_label_classification"}, {}, "problem_type"),
+        ({"num_channels": 1}, {"image_mean": [0.5], "image_std": [0.5]}, "num_channels is 1; only 3"),
         ({"problem_type": "regression"}, {}, "problem_type is regression, with 3 labels"),
         ({"architectures": ["ViTModel"]}, {}, r"\['ViTModel'\], without a classifier .* ForImageC"),
         ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),
@@ -350,7 +363,10 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({}, {"image_processor_type": "PoolFormerImageProcessor"}, "size has no shortest_edge"),
         ({}, of("ConvNext", 32, **CROP_32, do_center_crop=True), "do_center_crop is true"),
         ({}, {"do_center_crop": True}, "crop_size is missing"),
-        ({}, {"do_center_crop": True, "crop_size": {"height": 9, "width": 8}}, "must be square"),
+        ({}, {"do_center_crop": True, "crop_size": {"shortest_edge": 9}}, "crop_size has shortest_edge"),
+        ({}, {"size": [40, 56, 3]}, "size"),
+        ({}, of("ViT", 40, default_to_square=False), "center_crop"),
+        ({}, of("CLIP", (0, 41), use_square_size=True, **CROP_32), "use_square_size"),
         ({}, {"image_mean": None}, "image_mean or image_std is missing"),
         ({}, {"image_std": [1, 0, 1]}, r"preprocessor_config\.json cannot be served: std"),
     ],

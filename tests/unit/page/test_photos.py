@@ -14,6 +14,7 @@ from PIL import Image, features
 
 from flask_app import photos
 from flask_app.errors import UploadError
+from tests import pictures
 
 IMAGE_WIDTH, MAKE, ORIENTATION = 0x0100, 0x010F, 0x0112  # tags of Exif
 NEEDS_AVIF = pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
@@ -110,6 +111,12 @@ def test_heic_without_a_decoder_is_an_error(content: bytes, monkeypatch: pytest.
     with pytest.raises(UploadError, match="pillow-heif"):
         photos.Decoder().for_the_api(content)
     assert photos.Decoder().thumbnail(content) is None
+
+
+def test_a_damaged_tiff_is_no_matter_for_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    data = pictures.encode(pictures.plate().convert("1"), "TIFF", compression="group4")
+    photos.Decoder().thumbnail(data[:8] + b"\xa5" * 200 + data[208:])
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pillow_heif") is None, reason="no pillow-heif")

@@ -1,6 +1,8 @@
 """`decode`: odd files, orientation and modes, and safe with any bytes."""
 
 import io
+import struct
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -197,8 +199,39 @@ def test_the_size_of_a_jpeg_without_its_end_is_checked_before_decoding() -> None
 
 
 def test_the_refusal_names_the_formats() -> None:
-    with pytest.raises(InvalidImageError, match="WebP, GIF, BMP, TIFF or AVIF"):
+    with pytest.raises(InvalidImageError, match=r"WebP, GIF, BMP, TIFF or AVIF image$"):
         ImageDecoder(SQUEEZED, LIMIT).decode(b"no picture")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC .* JPEG"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+        (b"%PDF-1.7", "a PDF"),
+        (b"\n<!DOCTYPE html>", "HTML"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        (b'{"error": "not found"}', "Content-Type"),
+        (b"data:image/png;base64,iVBORw0KGgo", "base64"),
+        (b"/9j/4AAQSkZJRgABAQ", "base64"),
+        (pictures.jpeg().replace(b"\xff\xc0\0\x11\x08", b"\xff\xc0\0\x11\x0c"), "damaged"),
+    ],
+    ids=["heic", "jp2", "pdf", "html", "svg", "json", "data url", "base64", "jpeg of 12 bits"],
+)
+def test_the_refusal_names_what_was_sent(data: bytes, words: str) -> None:
+    with pytest.raises(InvalidImageError, match=words):
+        ImageDecoder(SQUEEZED, LIMIT).decode(data)
+
+
+def test_odd_metadata_is_no_matter_for_the_log() -> None:
+    tags = b"".join(struct.pack("<HHII", tag, 2, 60_000, 8) for tag in range(1000, 2000))
+    exif = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 1000) + tags + bytes(4)
+    data = pictures.encode(pictures.plate(), exif=exif)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        decoder = ImageDecoder(SQUEEZED, LIMIT)
+        assert decoder.decode(data).shape == (224, 224, 3)
+    assert not noted
 
 
 @given(st.binary(max_size=2000))

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch]
 CLASSIC = ImagePipeline(resize=256, center_crop=224, **IDENTITY)
 NARROW = ImagePipeline(resize=32, center_crop=48, **IDENTITY)
 ODD = ImagePipeline(resize=33, center_crop=48, **IDENTITY)
+BEYOND = ImagePipeline(resize=33, center_crop=34, **IDENTITY)
+OBLONG = ImagePipeline(resize=64, center_crop=(48, 90), **IDENTITY)
 
 
 def torchvision_pipeline(pipeline: ImagePipeline) -> v2.Compose:
@@ -28,7 +30,7 @@ def torchvision_pipeline(pipeline: ImagePipeline) -> v2.Compose:
     return v2.Compose(steps)
 
 
-@pytest.mark.parametrize("pipeline", [CROPPED, SQUEEZED, CLASSIC, NARROW, ODD])
+@pytest.mark.parametrize("pipeline", [CROPPED, SQUEEZED, CLASSIC, NARROW, ODD, BEYOND, OBLONG])
 @pytest.mark.parametrize("size", [(320, 240), (241, 517), (64, 64), (1003, 77), (30, 200), (9, 9)])
 def test_equals_torchvision_within_one_grey_level(
     pipeline: ImagePipeline, size: tuple[int, int]

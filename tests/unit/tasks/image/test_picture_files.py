@@ -111,6 +111,59 @@ def test_a_tiff_whose_0_is_white(values: np.ndarray[Any, Any]) -> None:
     assert (DECODER.decode(tiff(values, **{"262": 0})) == 205).all()
 
 
+def layout(bits: int, channels: int, end: str = "<", **tags: int) -> bytes:
+    """A TIFF of 6x6 pixels, a plane for each channel if there are several, whose bytes are all 0x40."""
+    plane = 36 * bits // 8
+    table = {
+        **{"256": 6, "257": 6, "258": bits, "259": 1, "262": 2 if channels > 2 else 1},
+        **{"273": 8, "277": channels, "278": 6, "279": plane, "284": 2 if channels > 1 else 1},
+        **({"338": 2} if channels == 2 else {}),
+        **tags,
+    }
+    after = 8 + channels * plane
+    entries = more = b""
+    for tag, value in table.items():
+        count = channels if tag in ("258", "273", "279") else 1
+        step = plane if tag == "273" else 0
+        content = struct.pack(f"{end}{count}I", *(value + step * index for index in range(count)))
+        if count > 1:
+            place = struct.pack(f"{end}I", after + 2 + 12 * len(table) + 4 + len(more))
+            content, more = place, more + content
+        entries += struct.pack(f"{end}HHI", int(tag), 4, count) + content
+    head = (b"II" if end == "<" else b"MM") + struct.pack(f"{end}HI", 42, after)
+    directory = struct.pack(f"{end}H", len(table)) + entries + bytes(4)
+    return head + b"\x40" * (channels * plane) + directory + more
+
+
+@pytest.mark.parametrize(
+    ("data", "shade"), [(layout(8, 3), 0x40), (layout(16, 1), 0x40), (layout(32, 1), 0x40)]
+)
+def test_layouts_of_a_tiff(data: bytes, shade: int) -> None:
+    assert (DECODER.decode(data) == shade).all()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [layout(16, 3), layout(32, 1, ">", **{"339": 3, "259": 5})],
+    ids=["planes of 16 bits", "compressed floats, big-endian"],
+)
+def test_a_layout_that_would_give_other_pixels_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidImageError, match="layout of a TIFF"):
+        DECODER.decode(data)
+
+
+def test_a_damaged_tiff_is_no_matter_for_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    data = pictures.encode(pictures.plate().convert("1"), "TIFF", compression="group4")
+    DECODER.decode(data[:8] + b"\xa5" * 200 + data[208:])
+    assert not capfd.readouterr().err
+
+
+def test_a_tiff_of_large_integers_without_a_sign() -> None:
+    values = np.full((9, 9), 200 << 24, np.uint32)
+    data = tiff(values.view(np.int32), **{"339": 1})
+    assert (DECODER.decode(data) == 200).all()
+
+
 def test_a_tiff_of_grey_that_is_premultiplied() -> None:
     grey = Image.new("LA", (9, 9), (100, 255))
     unspecified, premultiplied = (struct.pack("<HHIHH", 338, 3, 1, kind, 0) for kind in (2, 1))
