@@ -27,6 +27,8 @@ from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
 from smallplates.settings import DAY_S
 
+OVERLOADED = ("429", "503")
+
 
 def limit_per_second(path: Path | None, precision: str) -> float | None:
     """Returns the best rate of decoding with inference in a file of `python -m benchmarks limit`.
@@ -76,6 +78,14 @@ def publish(
         if len(closed_loops) > 1:
             plots.append(partial(plot_throughput, measured=closed_loops))
         report.save_picture(plot, *plots)
+
+
+def try_out(target: Target) -> None:
+    """Sends one request. Raises ConfigurationError if it fails, unless the server is overloaded."""
+    (status,) = target.exactly(1, 1).statuses
+    if status not in ("200", *OVERLOADED):
+        cure = "; pass the key with --key" if status in ("401", "unauthenticated") else ""
+        raise ConfigurationError(f"the first request failed, with status {status}{cure}")
 
 
 def main(
@@ -129,13 +139,14 @@ def main(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     plan = Plan(warm_up, window, min(3, windows), windows)
-    if rate is not None:
-        if not (math.isfinite(rate) and rate > 0):
-            raise typer.BadParameter("--rate must be a positive number")
-        results = [target.open(rate, arrivals, plan)]
-    else:
-        loads = numbers(concurrency)
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise typer.BadParameter("--rate must be a positive number")
+    loads = numbers(concurrency)
+    try_out(target)
+    if rate is None:
         results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
+    else:
+        results = [target.open(rate, arrivals, plan)]
     publish(target, results, limit, json_file, csv_file, plot)
     counts = sum((Counter(result.statuses) for result in results), Counter())
     if not counts["200"]:
