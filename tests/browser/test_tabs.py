@@ -12,7 +12,7 @@ from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG
 from tests.browser.stub_api import MODEL, StubApi, until
 from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve_several
-from tests.browser.test_access import OVERFLOW, PHONE, tab_to, violations
+from tests.browser.test_access import OVERFLOW, PHONE, violations
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,8 @@ def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetf
 
 
 def test_by_keyboard(page: Page) -> None:
-    tab_to(page, "[role=tab]")
+    page.keyboard.press("Tab")  # they are the first stop
+    expect(page.locator("[role=tab]:focus")).to_have_count(1)
     expect(tab(page, "food11")).to_be_focused()
     for key, name in [
         ("ArrowRight", "sentiment"),
