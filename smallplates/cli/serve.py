@@ -102,7 +102,7 @@ def local_place(place: str, revision: str | None, kinds: list[str]) -> str:
             "the model.json of a folder names a Python class"
         )
     if not hub.is_id(source):
-        return place
+        return place.removesuffix(source) + os.path.expanduser(source)  # noqa: PTH111 shells leave `NAME=~`
     folder = hub.fetch(source, revision, kinds)
     return f"{name or source.partition('/')[2]}={folder}"
 

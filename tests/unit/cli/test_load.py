@@ -193,7 +193,7 @@ def test_what_cannot_be_sent_is_one_sentence(options: list[str], code: int, word
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(401, "--key"), (404, "status 404"), (500, "status 500"), (503, "no request succeeded")],
+    [(401, "--key"), (404, "got 404"), (500, "got 500"), (503, "no request succeeded")],
 )
 def test_a_server_that_refuses_gets_one_request_unless_it_is_overloaded(status: int, words: str) -> None:
     with stub_api() as stub:
