@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from flask import Flask, Request, Response, g, request
 from werkzeug.exceptions import HTTPException, NotFound
@@ -51,9 +51,13 @@ class InMemoryRequest(Request):
 
 
 class PageApp(Flask):
-    """Flask application whose requests stay in memory."""
+    """Flask application whose requests stay in memory, and which may lie below any path of a proxy."""
 
     request_class = InMemoryRequest
+
+    def url_for(self, *args: Any, **values: Any) -> str:  # Any: of any rule
+        """Returns an address relative to that of the current request."""
+        return "../" * (request.path.count("/") - 1) + "." + super().url_for(*args, **values)
 
 
 def create_app(settings: Settings) -> Flask:

@@ -169,7 +169,7 @@ class Views:
             problem=problem,
             model=model,
             named=named,
-            address=_address(model.name) if named else url_for("index"),
+            address=f"{_address(model.name) if named else url_for('index')}#results",
             tabs=[
                 (name, state, state.title if titles[state.title] == 1 else name, _address(name))
                 for name, state in states.items()

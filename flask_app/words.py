@@ -248,7 +248,7 @@ ERRORS = {
     ),
     "too_many_requests": ("Too much feedback at once.", "Wait a minute, then continue."),
     "feedback_full": ("No more feedback can be stored.", "Thank you all the same."),
-    "not_found": ("Page not found.", "Go back to the start page."),
+    "not_found": ("Page not found.", "The address may be wrong, or its model is no longer served."),
     "method_not_allowed": (
         "This address does not accept this kind of request.",
         "Go back to the start page.",

@@ -49,12 +49,13 @@ function makeTabs() {
   addEventListener("hashchange", () => open(wanted()));
 }
 
-/** Marks a tab as the one that is open. */
+/** Marks a tab as the one that is open. Scrolled to, the first Tab would go past it. */
 function select(name) {
+  const list = $("tabs");
   for (const [other, tab] of tabs) {
     tab.ariaSelected = String(other === name);
     tab.tabIndex = other === name ? 0 : -1;
-    if (other === name) reveal(tab);
+    if (other === name && list.scrollWidth > list.clientWidth) reveal(tab);
   }
 }
 

@@ -68,7 +68,7 @@ async function readable(file) {
     const content = await file.slice(0, Number($("page").dataset.maxBytes)).arrayBuffer();
     return new TextDecoder("latin1").decode(content);
   } catch {
-    throw new Problem("This file cannot be read.", "Choose it again.");
+    throw new Problem("This file cannot be read.", "Choose it again, or the photos in it if it is a folder.");
   }
 }
 

@@ -88,13 +88,13 @@ def main(
             "pass PHOTO..., --text, --question with --context-file, --embed TEXT..., "
             "--rerank QUERY TEXT..., or --json"
         )
-    context = context_file.read() if context_file else ""
     if photos or text or question:
         top_k = top_k or 1
     options: RequestOptions = {} if top_k is None or fields or embed else {"top_k": top_k}
     if model is not None:
         options["model"] = model
     try:
+        context = context_file.read() if context_file else ""
         requests: list[Request] = [
             *((photo, None) for photo in photos or ()),
             *((each, {"text": each}) for each in (inputs if embed else text) or ()),
@@ -108,7 +108,8 @@ def main(
             client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
             lines = over_http(client, requests, options, concurrency)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        reason = "--context-file is not text in UTF-8" if isinstance(error, UnicodeError) else str(error)
+        raise typer.BadParameter(reason) from error
     failures = 0
     for line, is_answer in lines:
         typer.echo(line, err=not is_answer)

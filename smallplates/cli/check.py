@@ -19,6 +19,7 @@ import typer
 
 from smallplates.cli import task_check
 from smallplates.errors import ConfigurationError
+from smallplates.models.folder import Model
 from smallplates.supervision.worker_process import describe_exit
 from smallplates.system.pdeathsig import die_with_parent
 
@@ -29,7 +30,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    task: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="The task's class.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:CLASS",
+            help="The task's class, or a model folder whose model.json names it.",
+        ),
+    ],
     model_dir: Annotated[
         Path | None, typer.Option(help="Model folder; by default an empty one.")
     ] = None,
@@ -41,6 +48,11 @@ def main(
     ] = 60.0,
 ) -> None:
     """Loads a Python task, sends it one request and a batch of two, and reports errors."""
+    if Path(task).exists() and not task.endswith(".py"):
+        model_dir = model_dir or Path(task)
+        place, task = task, Model.read(Path(task)).description.task
+        if ":" not in task:
+            raise ConfigurationError(f"{place} names no Python class: run smallplates serve {place}")
     context = multiprocessing.get_context("fork")  # takes over what is imported, and `sys.path`
     status = context.RawValue(c_int, UNFINISHED)
     arguments = (os.getpid(), status, task, model_dir, request)

@@ -6,15 +6,30 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from smallplates import __version__, cli
 from smallplates.errors import ConfigurationError
 from smallplates.extras import missing_extra
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+HELP = ["--help", "-h"]
+
+
+class Group(TyperGroup):
+    """Commands one of which must be named; says so where a model is named instead."""
+
+    advice = "is not a command; to serve a model, type: smallplates serve {}"
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: click's, which Typer brings
+        """Returns the command that the arguments begin with, and the others."""
+        if args[0] not in self.commands and ("/" in args[0] or Path(args[0]).exists()):
+            ctx.fail(f"{args[0]} {self.advice.format(args[0])}")
+        return super().resolve_command(ctx, args)
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class Command:
     def run(self, name: str, arguments: Sequence[str]) -> None:
         """Runs it with these arguments; ends with its exit code."""
         try:
-            self.load()(args=list(arguments), prog_name=f"smallplates {name}")
+            self.load()(args=list(arguments), prog_name=f"smallplates {name}", help_option_names=HELP)
         except ConfigurationError as error:
             reason = str(error)
         except OSError as error:
@@ -63,6 +78,8 @@ COMMANDS = {
 }
 
 app = typer.Typer(
+    cls=Group,
+    context_settings={"help_option_names": HELP},
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -17,9 +17,10 @@ from typing import Annotated, Any
 import onnx
 import typer
 from pydantic import ValidationError
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from smallplates.cli import hub
+from smallplates.cli.commands import Group
 from smallplates.errors import ConfigurationError, in_one_line, in_words
 from smallplates.export import given_graph, int8, int8_text
 from smallplates.export.folder import description_of, read_labels, write_description
@@ -45,6 +46,8 @@ from smallplates.models.task_kinds import (
 QUANTISED_TEXTS = (TEXT_CLASSIFICATION, ZERO_SHOT, TOKEN_CLASSIFICATION, EMBEDDING, RANKING)
 """Tasks of texts whose int8 files can be judged."""
 
+NO_INT8 = "no int8 file was made"
+
 
 class NoInt8Error(ConfigurationError):
     """No int8 file could be made; the fp32 model is as it was."""
@@ -53,24 +56,31 @@ class NoInt8Error(ConfigurationError):
 class OneSentence:
     """Reports errors that a user can mend in one sentence, with exit code 1."""
 
+    outcome = "nothing was exported"
+
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
         try:
             return super().invoke(ctx)  # type: ignore[misc]  # of the class beside this one
         except (ConfigurationError, OSError) as error:
-            outcome = (
-                "no int8 file was made" if isinstance(error, NoInt8Error) else "nothing was exported"
-            )
+            outcome = NO_INT8 if isinstance(error, NoInt8Error) else self.outcome
             typer.echo(f"{outcome}: {in_one_line(error)}", err=True)
             raise typer.Exit(1) from error
 
 
-class Export(OneSentence, TyperGroup):
+class Export(OneSentence, Group):
     """`smallplates export`."""
+
+    advice = (
+        "is not a kind of export; before it, type torchvision (weights of an image classifier), onnx "
+        "(an image classifier as an ONNX file) or transformers (a network for texts)"
+    )
 
 
 class Quantise(OneSentence, TyperCommand):
     """`smallplates quantize`."""
+
+    outcome = NO_INT8
 
 
 PLAIN: dict[str, Any] = {  # no frames, no colours, no tracebacks with values in them

@@ -96,8 +96,13 @@ def local_place(place: str, revision: str | None, kinds: list[str]) -> str:
     name, equals, source = place.partition("=")
     if not equals or Path(place).exists():
         name, source = "", place
+    if ":" in source and not Path(source).exists():
+        raise ConfigurationError(
+            f"{source} is not a folder, an .onnx file or a model id (org/name) of the Hugging Face Hub; "
+            "the model.json of a folder names a Python class"
+        )
     if not hub.is_id(source):
-        return place
+        return place.removesuffix(source) + os.path.expanduser(source)  # noqa: PTH111 shells leave `NAME=~`
     folder = hub.fetch(source, revision, kinds)
     return f"{name or source.partition('/')[2]}={folder}"
 

@@ -59,7 +59,8 @@ class Options:
     def __post_init__(self) -> None:
         """Checks the options; the clients extend it."""
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        has_more = parts.query or parts.fragment or parts.port == 0  # or raises ValueError
+        if parts.scheme not in ("http", "https") or not parts.hostname or has_more:
             raise ValueError(f"{self.url!r} must have the form http://host:port")
         self.url = self.url.rstrip("/")
         if self.protocol not in DIALECTS:

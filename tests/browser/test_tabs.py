@@ -12,7 +12,7 @@ from tests.browser.conftest import Opener
 from tests.browser.pictures_of_food import EGG
 from tests.browser.stub_api import MODEL, StubApi, until
 from tests.browser.stub_models import FLOWERS, GRAPH, READER, SENTIMENT, serve_several
-from tests.browser.test_access import OVERFLOW, PHONE, tab_to, violations
+from tests.browser.test_access import OVERFLOW, PHONE, violations
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +67,37 @@ def is_open(page: Page, name: str) -> None:
     assert page.locator("#page").count() == 1
 
 
+def test_a_proxy_may_put_the_page_below_a_path(page: Page, forgetful_url: str) -> None:
+    below = f"{forgetful_url}/below/it"
+    outside = []
+
+    def strip(route: Route) -> None:
+        place = route.request.url.removeprefix(below)
+        if place.startswith("/"):
+            route.continue_(url=f"{forgetful_url}{place}")
+        else:
+            outside.append(place)
+            route.abort()
+
+    page.goto("about:blank")
+    page.route("**/*", strip)
+    page.goto(f"{below}/reader")
+    is_open(page, "reader")
+    page.get_by_label("Text", exact=True).fill("The cook is Ann Lee.")
+    page.get_by_label("Question").fill("Who?")
+    page.get_by_label("Question").press("Enter")
+    expect(page.locator(".card[data-state=done]")).to_have_count(1)
+    choose(page, "food11")
+    page.locator("#photos").set_input_files(EGG)
+    page.get_by_role("button", name="Soup").click()
+    expect(page.locator(".card[data-state=done]")).to_have_count(2)
+    assert page.url == f"{below}/#food11"
+    page.goto(f"{below}/feedback/undo")
+    page.get_by_role("link").click()
+    is_open(page, "food11")
+    assert (page.url, outside) == (f"{below}/", [])
+
+
 def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetful_url: str) -> None:
     is_open(page, "food11")
     assert page.get_by_role("tab").all_inner_texts() == [*TITLES.values()]
@@ -95,7 +126,8 @@ def test_the_address_keeps_the_tab_and_nothing_typed_is_lost(page: Page, forgetf
 
 
 def test_by_keyboard(page: Page) -> None:
-    tab_to(page, "[role=tab]")
+    page.keyboard.press("Tab")  # they are the first stop
+    expect(page.locator("[role=tab]:focus")).to_have_count(1)
     expect(tab(page, "food11")).to_be_focused()
     for key, name in [
         ("ArrowRight", "sentiment"),

@@ -78,6 +78,14 @@ def publish(
         report.save_picture(plot, *plots)
 
 
+def try_out(target: Target) -> None:
+    """Sends one request. Raises ConfigurationError if it fails, unless the server is overloaded."""
+    (status,) = target.exactly(1, 1).statuses
+    if status not in ("200", "429", "503"):
+        cure = "; pass the key with --key" if status in ("401", "unauthenticated") else ""
+        raise ConfigurationError(f"the first request got {status.replace('failed', 'no answer')}{cure}")
+
+
 def main(
     url: Annotated[str, typer.Argument(help="Base URL of the server, http://host:port.")],
     photo: Annotated[
@@ -129,13 +137,14 @@ def main(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     plan = Plan(warm_up, window, min(3, windows), windows)
-    if rate is not None:
-        if not (math.isfinite(rate) and rate > 0):
-            raise typer.BadParameter("--rate must be a positive number")
-        results = [target.open(rate, arrivals, plan)]
-    else:
-        loads = numbers(concurrency)
+    if rate is not None and not (math.isfinite(rate) and rate > 0):
+        raise typer.BadParameter("--rate must be a positive number")
+    loads = numbers(concurrency)
+    try_out(target)
+    if rate is None:
         results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
+    else:
+        results = [target.open(rate, arrivals, plan)]
     publish(target, results, limit, json_file, csv_file, plot)
     counts = sum((Counter(result.statuses) for result in results), Counter())
     if not counts["200"]:

@@ -48,11 +48,11 @@ def address(url: str) -> tuple[str, int]:
 
 
 def post(url: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
-    """Returns the bytes of a POST request."""
+    """Returns the bytes of a POST request; `path` follows that of the URL, which does not end in `/`."""
     host, port = address(url)
     fields = {"Host": f"{host}:{port}", **headers, "Content-Length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+    return f"POST {urlsplit(url).path}{path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 class Connection(asyncio.Protocol):

@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine like asyncio.run, also beside a running loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)  # which Ctrl-C ends at once
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -72,7 +76,8 @@ def run_wrk(name: str, url: str, requests: list[Payload], connections: int, plan
     """Runs wrk; one window."""
     target, headers = url + requests[0].path, requests[0].headers
     bodies = [request.body for request in requests]
-    wrk.run(target, bodies, connections, plan.warm_up_s, headers)
+    if plan.warm_up_s:
+        wrk.run(target, bodies, connections, plan.warm_up_s, headers)
     seconds = (plan.window_s or 0) * plan.fewest
     run = partial(wrk.run, target, bodies, connections, seconds, headers)
     load, generator, machine = with_usage(run)

@@ -1,6 +1,7 @@
 """Load from wrk in a closed loop: being C, it takes little CPU from the server."""
 
 import json
+import math
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -41,10 +42,10 @@ def run(
 ) -> Load:
     """Posts the bodies in turn over `connections` connections, in a closed loop.
 
-    Raises ConfigurationError if wrk fails.
+    `seconds` are rounded up: wrk takes whole ones, at least 1. Raises ConfigurationError if wrk fails.
     """
     bodies = [body] if isinstance(body, bytes) else body
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "20s"]
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{math.ceil(seconds)}s", "--timeout", "20s"]
     command += [f"-H{name}: {value}" for name, value in headers.items()]
     with tempfile.TemporaryDirectory() as folder:
         for index, content in enumerate(bodies, 1):

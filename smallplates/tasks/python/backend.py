@@ -225,7 +225,7 @@ def import_class(name: str, folder: Path) -> Any:
     if module.endswith(".py"):
         dotted = module.removesuffix(".py").replace("/", ".")
         raise ConfigurationError(f"{name!r} names a file; write {dotted}:{attribute or 'Class'}")
-    if not attribute:
+    if not (module and attribute):
         raise ConfigurationError(f"{name!r} is not a class in the form module:Class")
     try:
         for end, letter in enumerate(f"{module}."):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from smallplates import __version__, extras
 from smallplates.cli import serve
 from smallplates.cli.commands import COMMANDS, Command, app
-from smallplates.settings import ROOT
+from smallplates.settings import FOOD11, ROOT
 from tests.browser.stub_api import StubApi, error
 
 
@@ -22,6 +22,44 @@ def test_every_command_is_listed(name: str) -> None:
 
 def test_the_version_is_shown() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"smallplates {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["export"], ["export", "onnx"], ["quantize"]])
+def test_help_has_a_short_option(command: list[str]) -> None:
+    told = [CliRunner().invoke(app, [*command, option]) for option in ("-h", "--help")]
+    assert [each.exit_code for each in told] == [0, 0]
+    assert told[0].output == told[1].output
+
+
+@pytest.mark.parametrize("command", [[], ["export"]])
+@pytest.mark.parametrize("model", ["org/name", str(FOOD11), str(FOOD11 / "1/model.onnx")])
+def test_a_model_in_place_of_a_command_is_one_sentence(command: list[str], model: str) -> None:
+    result = CliRunner().invoke(app, [*command, model])
+    advised = f"serve {model}" if not command else "type torchvision"
+    assert (result.exit_code, advised in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("model", [FOOD11, FOOD11 / "1/model.onnx"])
+def test_a_model_without_a_class_is_not_checked(model: Path) -> None:
+    result = CliRunner().invoke(app, ["check", str(model)])
+    assert (result.exit_code, f"smallplates serve {model}" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--text=a", "--url=http://127.0.0.1:99999"], "Port out of range"),
+        (["--question=a", f"--context-file={FOOD11 / '1/model.onnx'}"], "--context-file"),
+    ],
+)
+def test_ask_refuses_what_it_cannot_send(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["ask", *options])
+    assert (result.exit_code, words in result.output) == (2, True)
+
+
+def test_quantize_says_that_it_made_no_file() -> None:
+    result = CliRunner().invoke(app, ["quantize", "nowhere", "--calibrate=nowhere"])
+    assert (result.exit_code, result.output[:21]) == (1, "no int8 file was made")
 
 
 def test_ask_takes_any_number_of_inputs() -> None:

@@ -3,6 +3,9 @@
 import json
 import math
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +21,7 @@ from smallplates.cli.load.command import limit_per_second
 from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
+from smallplates.settings import ROOT
 from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
 from tests import servers
 from tests.browser.stub_api import Asked, Reply, stub_api
@@ -179,13 +183,42 @@ def test_a_photo_takes_the_place_of_the_example() -> None:
         (["--protocol=v2"], 2, "does not describe the inputs of ruler in v2"),
         (["--motor=gas"], 2, "--motor must be python or wrk"),
         (["--model=other"], 1, "the server does not describe a model other"),
-        (["--window=1"], 1, "no request succeeded; statuses: 404: "),
     ],
 )
 def test_what_cannot_be_sent_is_one_sentence(options: list[str], code: int, words: str) -> None:
     with server(described(RULER, [])) as (url, _):
         exit_code, output = load(url, *options)
     assert (exit_code, words in output) == (code, True), output
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(401, "--key"), (404, "got 404"), (500, "got 500"), (503, "no request succeeded")],
+)
+def test_a_server_that_refuses_gets_one_request_unless_it_is_overloaded(status: int, words: str) -> None:
+    with stub_api() as stub:
+        stub.model, stub.usual = Reply(404), Reply(status, {})
+        code, output = load(stub.url, "--window=1")
+        assert (code, words in output) == (1, True), output
+        assert (len(stub.asked) == 1) == (status != 503)
+
+
+def test_the_path_of_the_url_comes_first() -> None:
+    with server({"/below/predict": {}}) as (url, _):
+        assert load(f"{url}/below/", "--window=1")[0] == 0
+
+
+def test_ctrl_c_ends_a_measurement_within_its_window() -> None:
+    with stub_api() as stub:
+        stub.model = Reply(404)
+        command = (sys.executable, "-m", "smallplates", "load", stub.url, "--window=86400")
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        try:
+            servers.wait_for(lambda: len(stub.asked) > 9)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(120) == 128 + signal.SIGINT
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("page", ["<html>", '["a list"]', "{}"])
@@ -232,7 +265,7 @@ def test_the_limit_is_the_best_rate_in_the_same_precision(tmp_path: Path) -> Non
 @pytest.mark.parametrize("count", [1, 9])
 def test_wrk_posts_all_bodies_in_turn(count: int) -> None:
     bodies = [f"body {index}".encode() for index in range(count)]
-    for seconds in (1, 20):  # the second for a machine that hardly runs this program
+    for seconds in (0.5, 20):  # the second for a machine that hardly runs this program
         with server({"/": {}}) as (url, received):
             assert wrk.run(f"{url}/", bodies, 1, seconds).failed == 0
         contents = [asked.body for asked in received]

@@ -52,6 +52,22 @@ def model_folder(path: Path, name: str, **settings: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize("place", ["https://huggingface.co/org/name", "iris:Iris", "a=iris:Iris"])
+def test_what_is_no_place_of_a_model_is_one_sentence(place: str) -> None:
+    code, output = call(place)
+    assert (code, output.count("\n")) == (1, 1)
+    assert "org/name" in output
+    assert "model.json" in output
+
+
+def test_a_home_folder_after_a_name(
+    started: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(model_folder(tmp_path / "one", "one").parent))
+    assert call("a=~/one", "--no-page") == (0, "")
+    assert started["models"] == ["a"]
+
+
 def test_without_a_folder_the_shipped_model_is_served(started: dict[str, object]) -> None:
     assert call("--port=0", "--ui-port=0") == (0, "")
     assert started["service"] == ["smallplates.service", "fastapi_onnx"]

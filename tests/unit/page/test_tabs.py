@@ -46,9 +46,9 @@ def test_requests_go_to_the_model_of_the_tab(stub: StubApi, client: FlaskClient)
     texts |= {"request": '{"inputs": [{"data": [1]}]}'}
     for name in NAMES:
         page = client.get(f"/{name}").text
-        assert tabs(page) == [(f"/{each['name']}", each["title"] or each["name"]) for each in MODELS]
+        assert tabs(page) == [(f"./{each['name']}", each["title"] or each["name"]) for each in MODELS]
         assert current(page) == name
-        assert f'action="/{name}"' in page
+        assert f'action="./{name}#results"' in page
         status = client.get(f"/status?model={name}").get_json()
         assert (status["state"], len(status["models"])) == ("ready", 5)
         assert client.get(f"/test?model={name}").status_code == 200
@@ -100,9 +100,9 @@ def test_unknown_models(stub: StubApi, client: FlaskClient, name: str) -> None:
 def test_models_named_like_addresses_of_the_page(stub: StubApi, client: FlaskClient) -> None:
     serve_several(stub, MODEL, {**SENTIMENT, "name": "test"}, {**SENTIMENT, "name": "status"})
     page = client.get("/?model=test").text
-    assert tabs(page)[1:] == [("/?model=test", "test"), ("/?model=status", "status")]
+    assert tabs(page)[1:] == [("./?model=test", "test"), ("./?model=status", "status")]
     assert current(page) == "test"
-    assert 'action="/?model=test"' in page
+    assert 'action="./?model=test#results"' in page
     assert "work together" in client.get("/test").text
     assert client.get("/status").get_json()["state"] == "ready"
 
@@ -176,7 +176,7 @@ def test_feedback_knows_the_labels_of_its_model(stub: StubApi, tmp_path: Any) ->
     stub.usual = ok({"Hall": 0.9, "Kitchen": 0.1})
     with page_app(stub, feedback_dir=tmp_path) as app:
         client = app.test_client()
-        assert 'action="/feedback?model=rooms"' in client.get("/rooms").text
+        assert 'action="./feedback?model=rooms"' in client.get("/rooms").text
         page = client.post("/classify?model=rooms", data=PHOTO, headers=JPEG).get_json()["page"]
         feedback = {"token": page["feedback_token"], "verdict": "wrong", "corrected": "Kitchen"}
         assert client.post("/feedback", data=feedback).status_code == 400

@@ -166,7 +166,7 @@ BROKEN = f"{CODE}\nclass Broken(Doubling):\n    "
         (CODE, "own:CODE", "has no class 'CODE'"),
         (CODE, "nowhere.at.all:Class", "there is no module nowhere"),
         (CODE, "own.deeper:Class", "own.deeper cannot be imported"),
-        (CODE, ":Class", "cannot be imported"),
+        (CODE, ":Class", "is not a class"),
         ("raise SystemExit(0)", "own:Doubling", "own cannot be imported"),
         ("import nowhere", "own:Doubling", "own cannot be imported"),
         ("1 +", "own:Doubling", "own cannot be imported"),
@@ -398,6 +398,10 @@ def test_check_loads_the_folder_that_it_is_given(
     )
     assert check.run("own:Checked", folder, None) == 0
     assert '"label":"7"' in capsys.readouterr().out
+    named = (folder / "model.json").read_text().replace("tensor", "own:Checked")
+    (folder / "model.json").write_text(named)
+    done = servers.run(sys.executable, "-m", "smallplates", "check", str(folder), env=path_of(module))
+    assert (done.returncode, '"label":"7"' in done.stdout) == (0, True), done.stderr
     assert check.run("own:Checked", Path("nowhere"), None) == 1
     assert "no model in nowhere" in capsys.readouterr().err
 
@@ -435,6 +439,10 @@ def checked(module: Path, method: str, code: str, *options: str) -> subprocess.C
         f"{CODE}\nimport os, time\nclass Checked(WithExample):\n    def {method}(self, *arguments):\n"
         f"        {code}\n        return super().{method}(*arguments)\n"
     )
-    env = {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
     program = (sys.executable, "-m", "smallplates", "check", "own:Checked")
-    return servers.run(*program, *options, env=env)
+    return servers.run(*program, *options, env=path_of(module))
+
+
+def path_of(module: Path) -> dict[str, str]:
+    """Returns the environment of a process that imports the module."""
+    return {"PYTHONPATH": os.pathsep.join([str(module.parent), str(ROOT)])}
