@@ -326,6 +326,17 @@ def test_rerank_as_voyage(url: str, form: Json, texts: Json) -> None:
     assert found["data"] == expected
 
 
+def test_ranking_of_nim(url: str, other_url: str) -> None:
+    content = {"query": {"text": QUERY}, "passages": [{"text": text} for text in [*DOCUMENTS, LONG]]}
+    same = {"query": QUERY, "documents": [*DOCUMENTS, LONG], "raw_scores": True}
+    for base in (url, other_url):
+        found = answer(f"{base}/v1/ranking", {**content, "model": "judge", "truncate": "END"})
+        assert [(each["index"], each["logit"]) for each in found["rankings"]] == [
+            (each["index"], each["relevance_score"])
+            for each in answer(f"{base}/v1/rerank", same)["results"]
+        ]
+
+
 @pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 @pytest.mark.parametrize("types", [None, ["float"]])
 def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
@@ -445,6 +456,9 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v2/rerank", {"query": " ", "documents": DOCUMENTS}, 400, ""),
     ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400, ""),
+    ("/v1/ranking", {"query": {"text": QUERY}, "passages": []}, 400, ""),
+    ("/v1/ranking", {"query": {"text": QUERY}, "passages": [{"text": LONG}]}, 400, ""),
+    ("/v1/ranking", {"query": QUERY, "passages": ["a"]}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": -1}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": 1, "top_n": 2}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncation": False}, 400, ""),

@@ -58,6 +58,14 @@ class RerankRequest(Scores):
     return_documents: bool | None = None
 
 
+class RankingRequest(msgspec.Struct):
+    """The body of NIM's `/ranking`."""
+
+    query: Document
+    passages: list[Document]
+    truncate: Literal["NONE", "END"] | None = None
+
+
 class EmbedRequest(msgspec.Struct):
     """The body of Cohere's `/embed`."""
 
@@ -123,6 +131,19 @@ def rerank_response(
     return json_response({**content, "model": entry.name, "usage": openai.usage(answer)})
 
 
+def ranking(_: CatalogEntry, asked: RankingRequest, size: int) -> Call:
+    """Returns the call for a query and passages; long ones are refused unless `truncate` is END."""
+    texts, cut = [each.text for each in asked.passages], asked.truncate == "END"
+    query = input_of(size, query=asked.query.text, texts=texts, truncate=cut, raw_scores=True)
+    return Call([query], respond=ranking_response)
+
+
+def ranking_response(answer: Answer, _: RequestContext) -> Response:
+    """Returns the network's own numbers, best first."""
+    ranks = [{"index": each["index"], "logit": each["score"]} for each in answer.candidates[0]]
+    return json_response({"rankings": ranks})
+
+
 def embed(entry: CatalogEntry, asked: EmbedRequest, size: int) -> Call:
     """Returns the call for vectors of texts. Raises RequestError."""
     truncate, dimensions = asked.truncate or "END", asked.output_dimension
@@ -185,6 +206,9 @@ def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
     """Adds all paths."""
     documents = BodyKind(RerankRequest, rerank, {"query": QUERY, "documents": TEXTS})
     pairs = BodyKind(ScoreRequest, score, {"text_1": QUERY, "text_2": TEXTS})
+    example = {"query": {"text": QUERY}, "passages": [{"text": text} for text in TEXTS]}
+    passages = BodyKind(RankingRequest, ranking, example)
+    routes.by_body("/v1/ranking", "Rank passages", {RANKING: passages})
     texts = BodyKind(EmbedRequest, embed, {"texts": TEXTS, "input_type": "search_document"})
     for path in ("/rerank", "/v1/rerank", COHERE):
         routes.by_body(path, "Rank documents", {RANKING: documents}, field="documents")
