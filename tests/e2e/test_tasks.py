@@ -705,7 +705,16 @@ def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> 
     called, alone = tasks.check_examples(), Service(onnx_url, "").check_examples()
     of_texts = {
         *("/v1/embeddings", "/embeddings", "/embed", "/similarity", "/rerank", "/tokenize", "/decode"),
-        *("/", "/invocations", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/models/{model}"),
+        *(
+            "/",
+            "/invocations",
+            "/v1/rerank",
+            "/v2/rerank",
+            "/v1/ranking",
+            "/score",
+            "/v1/score",
+            "/models/{model}",
+        ),
     }
     of_all = {
         *("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"),

@@ -324,6 +324,31 @@ def test_rerank(url: str, other_url: str, path: str) -> None:
     assert "document" not in short["results"][0]
 
 
+@pytest.mark.parametrize("form", [{"top_k": 2}, {"top_k": None}, {"truncation": True}])
+@pytest.mark.parametrize("texts", [None, True])
+def test_rerank_as_voyage(url: str, form: Json, texts: Json) -> None:
+    content = {"query": QUERY, "documents": DOCUMENTS, "model": "judge", "return_documents": texts}
+    found = answer(f"{url}/v1/rerank", {**content, **form})
+    order = ORDER[: form.get("top_k")]
+    assert (found["object"], found["usage"]["total_tokens"] > 0) == ("list", True)
+    scores = [each["relevance_score"] for each in found["results"]]
+    expected = [{"index": i, "relevance_score": s} for i, s in zip(order, scores, strict=True)]
+    if texts:
+        expected = [{**each, "document": DOCUMENTS[each["index"]]} for each in expected]
+    assert found["data"] == expected
+
+
+def test_ranking_of_nim(url: str, other_url: str) -> None:
+    content = {"query": {"text": QUERY}, "passages": [{"text": text} for text in [*DOCUMENTS, LONG]]}
+    same = {"query": QUERY, "documents": [*DOCUMENTS, LONG], "raw_scores": True}
+    for base in (url, other_url):
+        found = answer(f"{base}/v1/ranking", {**content, "model": "judge", "truncate": "END"})
+        assert [(each["index"], each["logit"]) for each in found["rankings"]] == [
+            (each["index"], each["relevance_score"])
+            for each in answer(f"{base}/v1/rerank", same)["results"]
+        ]
+
+
 @pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
 @pytest.mark.parametrize("types", [None, ["float"]])
 def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
@@ -443,6 +468,12 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v2/rerank", {"query": " ", "documents": DOCUMENTS}, 400, ""),
     ("/v2/rerank", {"query": QUERY, "documents": ["a"], "model": "x"}, 404, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "top_n": -1}, 400, ""),
+    ("/v1/ranking", {"query": {"text": QUERY}, "passages": []}, 400, ""),
+    ("/v1/ranking", {"query": {"text": QUERY}, "passages": [{"text": LONG}]}, 400, ""),
+    ("/v1/ranking", {"query": QUERY, "passages": ["a"]}, 400, ""),
+    ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": -1}, 400, ""),
+    ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": 1, "top_n": 2}, 400, ""),
+    ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncation": False}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
     ("/v1/embed", {"texts": []}, 400, ""),
     ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),

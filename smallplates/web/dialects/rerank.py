@@ -1,4 +1,4 @@
-"""Reranking as Jina, Cohere and vLLM have it, scores of pairs as vLLM has them, and Cohere's embeddings.
+"""Reranking as Jina, Cohere, Voyage and vLLM have it, vLLM's scores of pairs, and Cohere's embeddings.
 
 `/rerank` and `/embed` cut long texts to what the model takes. `/score` refuses or cuts them as the
 request or SERVING_LONG_TEXT says.
@@ -48,12 +48,22 @@ class Scores(msgspec.Struct, kw_only=True):
 
 
 class RerankRequest(Scores):
-    """The body of `/rerank`."""
+    """The body of `/rerank`; `top_k` and `truncation`, even null, are Voyage's."""
 
     query: str
     documents: list[str | Document]
     top_n: int | None = None
+    top_k: int | msgspec.UnsetType | None = msgspec.UNSET
+    truncation: bool | msgspec.UnsetType | None = msgspec.UNSET
     return_documents: bool | None = None
+
+
+class RankingRequest(msgspec.Struct):
+    """The body of NIM's `/ranking`."""
+
+    query: Document
+    passages: list[Document]
+    truncate: Literal["NONE", "END"] | None = None
 
 
 class EmbedRequest(msgspec.Struct):
@@ -87,27 +97,51 @@ def error_response(error: ServingError, context: RequestContext) -> Response:
 
 def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
     """Returns the call for a query and documents. Raises RequestError."""
-    if asked.top_n is not None and asked.top_n < 0:
-        raise InvalidRequestError(f"top_n must be at least 0, not {asked.top_n}")
+    is_voyage = {asked.top_k, asked.truncation} != {msgspec.UNSET}
+    counts = {each for each in (asked.top_n, asked.top_k) if isinstance(each, int)}
+    if len(counts) > 1 or min(counts, default=0) < 0:
+        given = " and ".join(map(str, sorted(counts)))
+        raise InvalidRequestError(f"top_n, or top_k, must be one number of at least 0, not {given}")
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
-    query = input_of(size, query=asked.query, texts=texts, truncate=True, raw_scores=asked.is_raw)
+    cut = asked.truncation is not False
+    query = input_of(size, query=asked.query, texts=texts, truncate=cut, raw_scores=asked.is_raw)
     kept = texts if asked.return_documents else []
-    return Call([query], top_k=asked.top_n or None, respond=partial(rerank_response, entry, kept))
+    respond = partial(rerank_response, entry, kept, is_voyage)
+    return Call([query], top_k=max(counts, default=0) or None, respond=respond)
 
 
 def rerank_response(
-    entry: CatalogEntry, texts: list[str], answer: Answer, context: RequestContext
+    entry: CatalogEntry, texts: list[str], is_voyage: bool, answer: Answer, context: RequestContext
 ) -> Response:
-    """Returns the documents' scores, best first, and with them the `texts` if there are any."""
+    """Returns the documents' scores, best first, and with them the `texts` if there are any.
+
+    Voyage's clients find them in `data`, with texts as they are.
+    """
     results: list[dict[str, Any]] = [
         {"index": each["index"], "relevance_score": each["score"]} for each in answer.candidates[0]
     ]
     content = {"id": context.request_id, "results": results}
     if context.path == COHERE:
         return json_response({**content, "meta": {**VERSION, "billed_units": {"search_units": 1}}})
+    if is_voyage:
+        data = [{**each, "document": texts[each["index"]]} for each in results] if texts else results
+        content |= {"object": "list", "data": [*data]}
     for result in results if texts else ():
         result["document"] = {"text": texts[result["index"]]}
     return json_response({**content, "model": entry.name, "usage": openai.usage(answer)})
+
+
+def ranking(_: CatalogEntry, asked: RankingRequest, size: int) -> Call:
+    """Returns the call for a query and passages; long ones are refused unless `truncate` is END."""
+    texts, cut = [each.text for each in asked.passages], asked.truncate == "END"
+    query = input_of(size, query=asked.query.text, texts=texts, truncate=cut, raw_scores=True)
+    return Call([query], respond=ranking_response)
+
+
+def ranking_response(answer: Answer, _: RequestContext) -> Response:
+    """Returns the network's own numbers, best first."""
+    ranks = [{"index": each["index"], "logit": each["score"]} for each in answer.candidates[0]]
+    return json_response({"rankings": ranks})
 
 
 def embed(entry: CatalogEntry, asked: EmbedRequest, size: int) -> Call:
@@ -172,6 +206,9 @@ def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
     """Adds all paths."""
     documents = BodyKind(RerankRequest, rerank, {"query": QUERY, "documents": TEXTS})
     pairs = BodyKind(ScoreRequest, score, {"text_1": QUERY, "text_2": TEXTS})
+    example = {"query": {"text": QUERY}, "passages": [{"text": text} for text in TEXTS]}
+    passages = BodyKind(RankingRequest, ranking, example)
+    routes.by_body("/v1/ranking", "Rank passages", {RANKING: passages})
     texts = BodyKind(EmbedRequest, embed, {"texts": TEXTS, "input_type": "search_document"})
     for path in ("/rerank", "/v1/rerank", COHERE):
         routes.by_body(path, "Rank documents", {RANKING: documents}, field="documents")
