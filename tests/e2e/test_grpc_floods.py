@@ -44,7 +44,7 @@ class Service:
     port: int
 
     def answers(self) -> bool:
-        from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+        from smallplates.web.grpc.generated import open_inference_pb2 as pb
 
         tensor = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1]}
         contents = {"bytes_contents": [command()]}

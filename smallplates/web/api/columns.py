@@ -6,7 +6,7 @@ of numbers [N, *shape], or a list of texts or bytes in row-major order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -253,6 +253,20 @@ def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: in
         raise InvalidRequestError(f"{spec.name} needs {size} bytes, not {len(data)}")
     array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
     return array.astype(bool) if dtype.kind == "b" else array
+
+
+def number_array(values: Iterable[float], spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:
+    """Builds [count, *dims] from protobuf's numbers, without a list in between.
+
+    Raises InvalidRequestError for a number outside the type's range.
+    """
+    try:
+        array = np.fromiter(values, DTYPES[spec.datatype], count * math.prod(dims))
+    except OverflowError as error:
+        raise InvalidRequestError(
+            f"{spec.name} has a number outside the range of {spec.datatype}"
+        ) from error
+    return array.reshape(count, *dims)
 
 
 def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:

@@ -17,7 +17,7 @@ from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.fields import fields_from_body
 from smallplates.web.dialects import tfserving, torchserve
 from smallplates.web.dialects.v2 import codec, grpc_messages
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.http import body
 from tests.unit.web.api.entries import ENTRIES, MOST, tensors
 from tests.unit.web.api.test_fields import Images
