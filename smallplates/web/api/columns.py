@@ -69,7 +69,7 @@ class ColumnCall(Call):
     entry: CatalogEntry
     count: int
     outputs: list[Output] = field(default_factory=list)
-    shape: list[int] = field(default_factory=list)  # of the first input as the client sent it
+    shape: list[int] = field(default_factory=list)  # see `first_shape`
     candidates: int = 1  # for each batch element
     id: str = ""
     by_rows: bool = False  # whether the client sent rows and gets rows back
@@ -160,6 +160,12 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     with_batch = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
     empty = "; -1 stands for a size of 1 or more" if -1 in dims and 0 in shape else ""
     raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}{empty}")
+
+
+def first_shape(entry: CatalogEntry, inputs: Sequence[Any]) -> list[int]:
+    """Returns the shape, as it was sent, of the first of the model's inputs that the client sent."""
+    shapes = {each.name: each.shape for each in inputs}
+    return [*next(shapes[spec.name] for spec in entry.inputs if spec.name in shapes)]
 
 
 def columns_sent(entry: CatalogEntry, inputs: Sequence[Any]) -> dict[str, ColumnSpec]:
