@@ -195,11 +195,15 @@ def grpc_server(
     settings = pipeline.service.settings
     if settings.grpc_port is None:
         return nullcontext()
-    from smallplates.web.dialects import tfserving_grpc
+    from smallplates.web.dialects import tfserving_grpc, torchserve_grpc
     from smallplates.web.dialects.v2 import grpc as v2_grpc
     from smallplates.web.grpc import server
 
-    services = {"v2": v2_grpc.services, "tfserving": tfserving_grpc.services}
+    services = {
+        "v2": v2_grpc.services,
+        "tfserving": tfserving_grpc.services,
+        "torchserve": torchserve_grpc.services,
+    }
     enabled = [each for name, each in services.items() if name in settings.protocols]
     return server.run(pipeline, catalog, tracer, enabled)
 

@@ -133,6 +133,7 @@ def test_every_protocol_has_its_pairs() -> None:
             "http-torchserve",
             "grpc-Model",
             "grpc-tensorflow",
+            "grpc-org.pytorch",
             "tcp",
         ):
             assert any(name.startswith(protocol) for name in names), (folder, protocol)

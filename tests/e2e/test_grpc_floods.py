@@ -23,6 +23,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions"
 MB = 2**20
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -218,7 +219,7 @@ def test_frames_that_make_no_sense(service: Service) -> None:
     assert service.answers()
 
 
-@pytest.mark.parametrize("path", [INFER, STREAM, PREDICT])
+@pytest.mark.parametrize("path", [INFER, STREAM, PREDICT, PREDICTIONS])
 def test_a_stranger_s_message_is_not_read(path: str) -> None:
     with serving(SERVING_API_KEY="sesame", **PATIENT) as service, Http2(service.port) as peer:
         peer.call(1, path)
