@@ -10,6 +10,7 @@ import pytest
 
 from smallplates.engine.statistics import Timings
 from smallplates.errors import InvalidRequestError
+from smallplates.tasks.base import Field
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.datatypes import DATATYPES, DTYPES
@@ -17,7 +18,7 @@ from smallplates.web.dialects.tfserving_grpc import WIDTHS, decode, encode, tens
 from smallplates.web.dialects.v2 import codec
 from smallplates.web.grpc.generated import tf_serving_pb2 as pb
 from smallplates.web.inference.served_model import Answer
-from tests.unit.web.api.entries import MOST, TEXTS, tensors
+from tests.unit.web.api.entries import MOST, TEXTS, requests, tensors
 
 NUMBERS = sorted(DTYPES)
 
@@ -75,6 +76,35 @@ def test_the_order_of_the_inputs_does_not_decide_what_a_batch_is() -> None:
         for name, shape in (("j", [2, 1]), ("i", [2]))
     ]
     assert not codec.decode(json.dumps({"inputs": inputs}).encode(), None, both, MOST).is_batched
+
+
+LISTS = replace(
+    requests(
+        ColumnSpec("QUERY", "BYTES", (1,), field=Field("query", "BYTES")),
+        ColumnSpec("TEXTS", "BYTES", (-1,), (9,), Field("texts", "BYTES", is_list=True)),
+    ),
+    outputs=(
+        ColumnSpec("SCORES", "FP32", (-1,), (9,), Field("scores", "FP32", is_list=True)),
+        ColumnSpec("BEST", "BYTES", (1,), field=Field("best", "BYTES")),
+    ),
+)
+
+
+@pytest.mark.parametrize(("queries", "shape"), [([b"q"], [2]), ([b"q"], [1, 2]), ([b"q", b"r"], [2, 2])])
+def test_lists_of_texts_in_and_of_numbers_out(queries: list[bytes], shape: list[int]) -> None:
+    count = len(queries)
+    call = decoded(
+        LISTS,
+        QUERY=proto("BYTES", [count], string_val=queries),
+        TEXTS=proto("BYTES", shape, string_val=[b"a", b"b", b"c", b"d"][: 2 * count]),
+    )
+    fields = [one.read() for one in call.inputs]
+    assert [each["texts"] for each in fields] == [["a", "b"], ["c", "d"]][:count]
+    candidates: Any = [[{"scores": [0.5, 0.25], "best": "a"}]] * count
+    outputs = encode(call, Answer(Mock(), candidates, [], Mock(Timings))).outputs
+    assert [dim.size for dim in outputs["SCORES"].tensor_shape.dim] == [count, 2]
+    assert [*outputs["SCORES"].float_val] == [0.5, 0.25] * count
+    assert [dim.size for dim in outputs["BEST"].tensor_shape.dim] == [count]
 
 
 @pytest.mark.parametrize(
