@@ -154,10 +154,11 @@ def encode(call: ColumnCall, answer: Answer) -> Message:
         tensor.dtype = pb.DataType.Value(DATATYPES[column.datatype].tensorflow)
         for size in shape:
             tensor.tensor_shape.dim.add(size=size)
+        values: Any = data
         if not isinstance(data, list):
             flat = data.astype(DTYPES[spec.datatype], copy=False).ravel()
-            data = (flat.view("<u2") if spec.datatype == "FP16" else flat).tolist()
-        getattr(tensor, FIELDS.get(spec.datatype, INT_VALUES)).extend(data)
+            values = (flat.view("<u2") if spec.datatype == "FP16" else flat).data  # builds no list
+        getattr(tensor, FIELDS.get(spec.datatype, INT_VALUES)).extend(values)
     return response
 
 
