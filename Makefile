@@ -102,9 +102,9 @@ train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes ho
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 $(BIN)/python -m training.$(notdir $(MODEL)) \
 		--data $(DATA) --run $(or $(RUN),runs/$(notdir $(MODEL))) $(WEIGHTS:%=--weights %) $(EARLIER:%=--earlier %)
 
-proto: .venv/dev.installed  ## the gRPC messages, from smallplates/web/dialects/v2/grpc_generated/open_inference.proto
-	cd smallplates/web/dialects/v2/grpc_generated && ../../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
-		python -m grpc_tools.protoc -I. --python_out=. open_inference.proto
+proto: .venv/dev.installed  ## the gRPC messages, from the files in smallplates/web/grpc/generated
+	cd smallplates/web/grpc/generated && ../../../../$(BIN)/uv run --no-project --with grpcio-tools==1.76.0 \
+		python -m grpc_tools.protoc -I. --python_out=. *.proto
 
 wheel: .venv/dev.installed  ## runs/wheel/smallplates-VERSION-py3-none-any.whl: the same bytes from the same files
 	rm -rf runs/wheel

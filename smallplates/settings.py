@@ -231,10 +231,12 @@ class Settings(BaseSettings):
     """Folder of secrets: a file `serving_api_key` sets `SERVING_API_KEY`, unless the variable is set."""
 
     protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
-    """Protocols to serve in addition to the native API, separated by commas. If empty, none."""
+    """Protocols to serve in addition to the native API, separated by commas. If empty, none. The gRPC
+    port serves those of `v2`, `tfserving` and `torchserve` that are listed."""
 
     grpc_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the Open Inference Protocol over gRPC, usually 8001. If unset, gRPC is off."""
+    """Port of gRPC, for the Open Inference Protocol, TensorFlow Serving and TorchServe. If unset, gRPC
+    is off."""
 
     grpc_max_connections: AtMostAMillion = 256
     """Maximum gRPC connections per web process; further ones are closed at once."""

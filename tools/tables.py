@@ -67,9 +67,12 @@ REST = "tensorflow-serving-and-torchserve.md"
 PROTOCOLS = {
     "native": ("[native HTTP](api.md)", ("requests",)),
     "v2": ("[v2 over HTTP](v2.md)", ("requests", "tensors")),
-    "grpc": ("[v2 over gRPC](v2.md#grpc)", ("requests", "tensors")),
+    "grpc": (
+        f"[v2](v2.md#grpc) and [TensorFlow Serving]({REST}#tensorflow-serving-over-grpc) over gRPC",
+        ("requests", "tensors"),
+    ),
     "tfserving": (f"[TensorFlow Serving]({REST}#tensorflow-serving)", ("requests", "tensors")),
-    "torchserve": (f"[TorchServe]({REST}#torchserve)", ("requests",)),
+    "torchserve": (f"[TorchServe]({REST}#torchserve), also over gRPC", ("requests",)),
     "tcp": ("[TCP](tcp.md)", ("requests",)),
     "openai": ("[OpenAI](embedding-protocols.md#openai)", ("requests",)),
     "huggingface": ("[Hugging Face](embedding-protocols.md#hugging-face)", ("requests",)),

@@ -192,11 +192,20 @@ def grpc_server(
     pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AbstractAsyncContextManager[None]:
     """Returns the gRPC server if a port is set; otherwise gRPC is not even imported."""
-    if pipeline.service.settings.grpc_port is None:
+    settings = pipeline.service.settings
+    if settings.grpc_port is None:
         return nullcontext()
-    from smallplates.web.dialects.v2 import grpc
+    from smallplates.web.dialects import tfserving_grpc, torchserve_grpc
+    from smallplates.web.dialects.v2 import grpc as v2_grpc
+    from smallplates.web.grpc import server
 
-    return grpc.run(pipeline, catalog, tracer)
+    services = {
+        "v2": v2_grpc.services,
+        "tfserving": tfserving_grpc.services,
+        "torchserve": torchserve_grpc.services,
+    }
+    enabled = [each for name, each in services.items() if name in settings.protocols]
+    return server.run(pipeline, catalog, tracer, enabled)
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":

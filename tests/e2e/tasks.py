@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import requests
 import tritonclient.grpc
@@ -16,6 +17,8 @@ from tritonclient.utils import np_to_triton_dtype
 
 from smallplates.models.tensors import Array
 from smallplates.settings import Settings
+from smallplates.web.api.datatypes import DATATYPES
+from smallplates.web.grpc.generated import tf_serving_pb2 as pb
 from tests import exports, graphs, servers
 from tests.conftest import started
 from tests.fake import token_count
@@ -82,6 +85,30 @@ class Service:
             outputs = answer.get_response(**({"as_json": True} if wire == "grpc" else {}))["outputs"]
             return {output["name"]: answer.as_numpy(output["name"]) for output in outputs}
 
+    def tensorflow(self, model: str, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Returns all outputs of a model over TensorFlow Serving's gRPC."""
+        request = pb.PredictRequest(model_spec={"name": model})
+        for name, array in arrays.items():
+            tensor = request.inputs[name]
+            tensor.dtype = pb.DataType.Value(DATATYPES[np_to_triton_dtype(array.dtype)].tensorflow)
+            tensor.tensor_shape.dim.extend(pb.TensorShapeProto.Dim(size=size) for size in array.shape)
+            if array.dtype == object:
+                tensor.string_val.extend(text.encode() for text in array.flat)
+            else:
+                tensor.tensor_content = array.tobytes()
+        with grpc.insecure_channel(self.grpc) as channel:
+            call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+            answer = pb.PredictResponse.FromString(call(request.SerializeToString(), timeout=60))
+        return {name: array_of(tensor) for name, tensor in answer.outputs.items()}
+
+
+def array_of(tensor: Any) -> Array:
+    """The values of a TensorProto in its shape."""
+    fields = {field.name: value for field, value in tensor.ListFields()}
+    values: Any = next((value for name, value in fields.items() if name.endswith("_val")), [])
+    kind = object if tensor.dtype == pb.DT_STRING else None
+    return np.array([*values], kind).reshape([dim.size for dim in tensor.tensor_shape.dim])
+
 
 @contextmanager
 def every_task(folder: Path) -> Iterator[Service]:
@@ -107,8 +134,8 @@ def every_task(folder: Path) -> Iterator[Service]:
     port = servers.free_port()
     more = {"SERVING_MODELS": ",".join(models), "SERVING_QUEUE_SIZE": "32"}
     more["PYTHONPATH"] = str(folder / "installed")
-    with started("fastapi_onnx", SERVING_TCP_PORT=str(port), **more) as (url, grpc):
-        service = Service(url, grpc, port)
+    with started("fastapi_onnx", SERVING_TCP_PORT=str(port), **more) as (url, target):
+        service = Service(url, target, port)
         for name in MODELS:  # one after another is loaded
             servers.wait_for(lambda: service.get("/health/ready")["models"][name] == "ready")  # noqa: B023
         yield service

@@ -93,10 +93,11 @@ def over_http(port: int, request: bytes) -> bytes:
     return b"\r\n".join([status, *kept, b"", body])
 
 
-def over_grpc(port: int, method: str, request: bytes) -> bytes:
-    """The serialised answer to a serialised message."""
+def over_grpc(port: int, name: str, request: bytes) -> bytes:
+    """The serialised answer to a serialised message; `name` is SERVICE.METHOD, or a method of v2."""
+    service, _, method = name.rpartition(".")
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        call = channel.unary_unary(f"/{service or 'inference.GRPCInferenceService'}/{method}")
         answer: bytes = call(request, timeout=60)
         return answer
 
@@ -125,7 +126,16 @@ def test_the_answer_is_the_same_to_the_byte(service_of: Callable[[str], Service]
 def test_every_protocol_has_its_pairs() -> None:
     for folder in {path.parent.parent for path in PAIRS}:
         names = [f"{path.parent.name}-{path.stem}" for path in folder.glob("*/*.request")]
-        for protocol in ("http-predict", "http-v2", "http-tfserving", "http-torchserve", "grpc", "tcp"):
+        for protocol in (
+            "http-predict",
+            "http-v2",
+            "http-tfserving",
+            "http-torchserve",
+            "grpc-Model",
+            "grpc-tensorflow",
+            "grpc-org.pytorch",
+            "tcp",
+        ):
             assert any(name.startswith(protocol) for name in names), (folder, protocol)
     answers = {path.with_suffix(".request") for path in GOLDEN.glob("*/*/*.response")}
     assert answers == set(PAIRS)

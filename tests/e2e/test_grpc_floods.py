@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+PREDICTIONS = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/StreamPredictions"
 MB = 2**20
 SETTINGS = {
     "SERVING_INSTANCES": "1",
@@ -44,7 +46,7 @@ class Service:
     port: int
 
     def answers(self) -> bool:
-        from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+        from smallplates.web.grpc.generated import open_inference_pb2 as pb
 
         tensor = {"name": "INPUT_IMAGE", "datatype": "BYTES", "shape": [1]}
         contents = {"bytes_contents": [command()]}
@@ -136,7 +138,7 @@ def test_a_byte_at_a_time_is_no_way_to_stay(service: Service) -> None:
         assert sent < 100_000
 
 
-@pytest.mark.parametrize("path", [INFER, STREAM])
+@pytest.mark.parametrize("path", [INFER, STREAM, PREDICT])
 def test_messages_that_never_end_hold_little_memory(patient: Service, path: str) -> None:
     """Two hundred of just under four megabytes: 800 in all, of which the service takes few."""
     with servers.process_of(patient.url) as process, contextlib.ExitStack() as stack:
@@ -217,7 +219,7 @@ def test_frames_that_make_no_sense(service: Service) -> None:
     assert service.answers()
 
 
-@pytest.mark.parametrize("path", [INFER, STREAM])
+@pytest.mark.parametrize("path", [INFER, STREAM, PREDICT, PREDICTIONS])
 def test_a_stranger_s_message_is_not_read(path: str) -> None:
     with serving(SERVING_API_KEY="sesame", **PATIENT) as service, Http2(service.port) as peer:
         peer.call(1, path)

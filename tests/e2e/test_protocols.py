@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 import pytest
 import requests
@@ -16,7 +17,7 @@ from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton
 from tritonclient.utils import InferenceServerException
 
-from smallplates.web.http.request_context import HIDDEN
+from smallplates.web.http.request_context import HEALTH_PATH, HIDDEN
 from tests import servers
 from tests.e2e.services import WORKER, fake_service, predict, programs
 from tests.fake.backend import Failure, command, command_tensor
@@ -230,9 +231,30 @@ def test_a_client_that_does_not_wait_for_its_version_leaves_nothing_behind(
 
 
 def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:
-    with fake_service(fake_settings, instances="1", protocols="torchserve") as (url, _):
+    port = servers.free_port()
+    settings = {"instances": "1", "protocols": "torchserve", "grpc_port": str(port)}
+    with fake_service(fake_settings, **settings) as (url, _):
         assert torchserve(url, command()).status_code == 200
         for ask in (v2, tfserving):
             refused = ask(url, command())
             assert refused.status_code == 404
             assert refused.json()["code"] == "not_found"
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+            def answers(path: str, message: bytes = b"") -> bool:
+                """Whether there is such a method, which takes this message."""
+                try:
+                    return bool(channel.unary_unary(path)(message, timeout=60))
+                except grpc.RpcError as error:
+                    expected = grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND
+                    assert error.code() in expected  # noqa: PT017 what is asked
+                    return False
+
+            names = {
+                "org.pytorch.serve.grpc.inference.InferenceAPIsService": "Ping",
+                "inference.GRPCInferenceService": "ServerLive",
+                "tensorflow.serving.ModelService": "GetModelStatus",
+            }
+            assert [answers(f"/{name}/{names[name]}") for name in names] == [True, False, False]
+            checked = (b"\x0a" + bytes([len(name)]) + name.encode() for name in names)
+            assert [answers(HEALTH_PATH, each) for each in checked] == [True, False, False]

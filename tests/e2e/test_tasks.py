@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import requests
@@ -570,6 +571,30 @@ def test_what_tritons_clients_are_refused(
 ) -> None:
     with pytest.raises(InferenceServerException, match=words):
         tasks.triton(wire, model, arrays)
+
+
+@pytest.mark.parametrize(("model", "arrays", "expected"), TRITON, ids=range(len(TRITON)))
+def test_tensorflow_servings_clients_get_the_same(
+    tasks: Service, model: str, arrays: dict[str, Array], expected: dict[str, Any]
+) -> None:
+    wanted, outputs = tasks.triton("grpc", model, arrays), tasks.tensorflow(model, arrays)
+    assert {*expected} <= {*outputs} == {*wanted}
+    for name, array in wanted.items():
+        same = outputs[name].reshape(array.shape)
+        if array.dtype == object:
+            assert same.tolist() == array.tolist()
+        else:
+            np.testing.assert_allclose(same, array, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "arrays", "words"), NO_TRITON, ids=range(len(NO_TRITON)))
+def test_tensorflow_servings_clients_are_refused_the_same(
+    tasks: Service, model: str, arrays: dict[str, Array], words: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        tasks.tensorflow(model, arrays)
+    assert caught.value.code().name == ("NOT_FOUND" if words == "no model" else "INVALID_ARGUMENT")
+    assert re.search(words, caught.value.details())
 
 
 @wires

@@ -12,7 +12,7 @@ import orjson
 from smallplates.cli.load.http_client import LOST, Answer
 from smallplates.cli.load.payloads import Protocol, Requests
 from smallplates.client import tcp
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

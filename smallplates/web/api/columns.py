@@ -6,7 +6,7 @@ of numbers [N, *shape], or a list of texts or bytes in row-major order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -69,7 +69,7 @@ class ColumnCall(Call):
     entry: CatalogEntry
     count: int
     outputs: list[Output] = field(default_factory=list)
-    shape: list[int] = field(default_factory=list)  # of the first input as the client sent it
+    shape: list[int] = field(default_factory=list)  # see `first_shape`
     candidates: int = 1  # for each batch element
     id: str = ""
     by_rows: bool = False  # whether the client sent rows and gets rows back
@@ -160,6 +160,12 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     with_batch = f"[{', '.join(str(size) for size in ['N', *dims])}] or " if most else ""
     empty = "; -1 stands for a size of 1 or more" if -1 in dims and 0 in shape else ""
     raise InvalidRequestError(f"{name} must have the shape {with_batch}{dims}, not {shape}{empty}")
+
+
+def first_shape(entry: CatalogEntry, inputs: Sequence[Any]) -> list[int]:
+    """Returns the shape, as it was sent, of the first of the model's inputs that the client sent."""
+    shapes = {each.name: each.shape for each in inputs}
+    return [*next(shapes[spec.name] for spec in entry.inputs if spec.name in shapes)]
 
 
 def columns_sent(entry: CatalogEntry, inputs: Sequence[Any]) -> dict[str, ColumnSpec]:
@@ -253,6 +259,20 @@ def raw_array(data: memoryview, spec: ColumnSpec, dims: Sequence[int], count: in
         raise InvalidRequestError(f"{spec.name} needs {size} bytes, not {len(data)}")
     array: Array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
     return array.astype(bool) if dtype.kind == "b" else array
+
+
+def number_array(values: Iterable[float], spec: ColumnSpec, dims: Sequence[int], count: int) -> Array:
+    """Builds [count, *dims] from protobuf's numbers, without a list in between.
+
+    Raises InvalidRequestError for a number outside the type's range.
+    """
+    try:
+        array = np.fromiter(values, DTYPES[spec.datatype], count * math.prod(dims))
+    except OverflowError as error:
+        raise InvalidRequestError(
+            f"{spec.name} has a number outside the range of {spec.datatype}"
+        ) from error
+    return array.reshape(count, *dims)
 
 
 def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:

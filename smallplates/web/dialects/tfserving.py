@@ -72,8 +72,7 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
     Raises InvalidJsonError or InvalidRequestError.
     """
     body: PredictRequest = decode_tensors(REQUEST, content)
-    if (body.signature_name or SIGNATURE) != SIGNATURE:
-        raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {body.signature_name[:80]!r}")
+    check_signature(body.signature_name)
     raws = [raw for value in (body.instances, body.inputs) if (raw := value_of(value))]
     if len(raws) != 1:
         raise InvalidRequestError(f"send either instances or inputs{'' if raws else ', not null'}")
@@ -92,6 +91,12 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
             "the inputs have different numbers of rows" if counts else "send at least one input"
         )
     return call_of(entry, counts.pop(), data, by_rows=by_rows)
+
+
+def check_signature(name: str) -> None:
+    """Raises InvalidRequestError for any signature but the default one; an empty name means that."""
+    if (name or SIGNATURE) != SIGNATURE:
+        raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {name[:80]!r}")
 
 
 def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Inputs:

@@ -6,14 +6,14 @@ labels and their probabilities; other models answer as in `/predict`. Several in
 that repeats `data`, get a list of answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from smallplates.errors import InvalidRequestError, ServingError
-from smallplates.tasks.base import Candidate, Task
+from smallplates.tasks.base import Candidate, Fields, Task
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import Dialect, Routes
 from smallplates.web.api.documentation import BINARY
@@ -21,6 +21,7 @@ from smallplates.web.api.fields import fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Answer
 
 TOP = 5
 METHODS = ("POST", "PUT")
@@ -70,9 +71,8 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
 
     @routes.get("/ping", summary="The server is ready for requests", responses=routes.errors(500))
     async def ping() -> Response:
-        if pipeline.service.is_ready:
-            return json_response({"status": "Healthy"})
-        return json_response({"status": "Unhealthy"}, 500)
+        ready = pipeline.service.is_ready
+        return json_response(health(ready), 200 if ready else 500)
 
     @routes.get("/models", summary="Names of the models, in service or not")
     async def all_models() -> Response:
@@ -88,25 +88,48 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         return json_response([describe(find(catalog, model, one))])
 
 
+def health(ready: bool) -> dict[str, str]:
+    """Returns the answer to a ping."""
+    return {"status": "Healthy" if ready else "Unhealthy"}
+
+
 def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds the paths of `/predictions`, with and without a version."""
 
     @routes.call("/predictions/{model}", "Call the model", BODIES, methods=METHODS)
     @routes.call("/predictions/{model}/{version}", "Call a version", BODIES, methods=METHODS)
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
-        entry = find(catalog, model, version)
-        if entry.takes_tensors:
-            raise InvalidRequestError(f"{model} takes tensors, which this protocol does not support")
-        task, content_type = entry.model.task, request.headers.get("content-type")
+        entry, content_type = find(catalog, model, version), request.headers.get("content-type")
+        task = entry.model.task
 
-        def decode(body: bytes) -> Call:
-            fields = fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
-            count = min(TOP, task.most_candidates) if task.labels else None
-            return call_of(entry.model, fields, len(body), count)
+        def read(body: bytes) -> Fields:
+            return fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
 
-        target = Target(entry.model, decode, inline_bytes=inline_bytes(task, content_type))
-        call, result = await pipeline.http(request, target)
-        return json_response(call.one_or_all([answer(result.task, top) for top in result.candidates]))
+        target = target_of(entry, read, len, inline_bytes(task, content_type))
+        return json_response(answers(*await pipeline.http(request, target)))
+
+
+def target_of(
+    entry: CatalogEntry, read: Callable[[Any], Fields], size: Callable[[Any], int], inline: int
+) -> Target[Call]:
+    """Returns the model, and how its body is decoded: `read` returns the fields, `size` the bytes.
+
+    Raises InvalidRequestError for a model that takes tensors.
+    """
+    task = entry.model.task
+    if entry.takes_tensors:
+        raise InvalidRequestError(f"{entry.name} takes tensors, which this protocol does not support")
+    count = min(TOP, task.most_candidates) if task.labels else None
+
+    def decode(body: Any) -> Call:
+        return call_of(entry.model, read(body), size(body), count)
+
+    return Target(entry.model, decode, inline_bytes=inline)
+
+
+def answers(call: Call, result: Answer) -> Any:
+    """Returns the answer of each input, or of the only one."""
+    return call.one_or_all([answer(result.task, top) for top in result.candidates])
 
 
 def answer(task: Task, top: Sequence[Candidate]) -> Any:

@@ -30,6 +30,7 @@ QUIET_PATHS = {
     "/metrics",
     "/model",
     HEALTH_PATH,
+    "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping",
 }
 """Paths of probes and of the page's own checks, which are logged at level debug and not traced."""
 

@@ -22,7 +22,7 @@ from smallplates.cli.load.payloads import Payload, Protocol
 from smallplates.cli.load.target import Target
 from smallplates.errors import ConfigurationError
 from smallplates.settings import ROOT
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from tests import servers
 from tests.browser.stub_api import Asked, Reply, stub_api
 

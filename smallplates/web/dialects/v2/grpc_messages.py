@@ -4,13 +4,17 @@ import math
 from functools import partial
 from typing import Any
 
-import numpy as np
-from google.protobuf.message import DecodeError
-
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import ColumnCall, Data, columns_of, columns_sent, item_shape
-from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
+from smallplates.web.api.columns import (
+    ColumnCall,
+    Data,
+    columns_of,
+    columns_sent,
+    item_shape,
+    number_array,
+)
+from smallplates.web.api.datatypes import BYTES, DATATYPES
 from smallplates.web.dialects.v2.codec import (
     MAX_TENSORS,
     Parameters,
@@ -20,29 +24,17 @@ from smallplates.web.dialects.v2.codec import (
     pack,
     without_nulls,
 )
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.dialects.v2.grpc_limits import check_fields
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
 LARGE = 64 * 1024  # bytes of typed numbers
-SMALL = 64 * 1024  # bytes; once parsed, such a message takes a few megabytes at most
 WIDTHS = {
     kind.contents: kind.dtype.itemsize for kind in DATATYPES.values() if kind.contents and kind.dtype
 }
 """Field of typed numbers -> bytes of each in memory: those of the widest type, which is the last."""
 
 Message = Any  # protobuf creates its classes at run time
-
-
-def parse(kind: Message, data: bytes) -> Message:
-    """Parses a message of class `kind`. Raises InvalidRequestError."""
-    try:
-        if len(data) > SMALL:
-            check_fields(data, kind.DESCRIPTOR)
-        return kind.FromString(data)
-    except (DecodeError, LookupError) as error:
-        raise InvalidRequestError("the message cannot be read") from error
 
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
@@ -104,13 +96,7 @@ def typed_data(tensor: Message, spec: ColumnSpec, count: int) -> Data:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
     if spec.datatype == BYTES:
         return list(values)
-    try:
-        array = np.fromiter(values, DTYPES[spec.datatype], needed)  # builds no list in between
-    except OverflowError as error:
-        raise InvalidRequestError(
-            f"{spec.name} has a number outside the range of {spec.datatype}"
-        ) from error
-    return array.reshape(count, *item_shape(spec, tensor.shape))
+    return number_array(values, spec, item_shape(spec, tensor.shape), count)
 
 
 def encode(call: ColumnCall, answer: Answer) -> Message:

@@ -11,13 +11,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallplates.errors import ServingError
+from smallplates.errors import PayloadTooLargeError, ServingError
 from smallplates.web.api.catalog import CatalogEntry
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.fields import fields_from_body
-from smallplates.web.dialects import tfserving, torchserve
+from smallplates.web.dialects import tfserving, tfserving_grpc, torchserve
 from smallplates.web.dialects.v2 import codec, grpc_messages
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import tf_serving_pb2 as tf
 from smallplates.web.http import body
 from tests.unit.web.api.entries import ENTRIES, MOST, tensors
 from tests.unit.web.api.test_fields import Images
@@ -141,6 +142,53 @@ def test_grpc(
     with contextlib.suppress(DecodeError):
         message = pb.ModelInferRequest.FromString(data[: max(0, len(data) - cut)] + junk)
         check(entry, lambda: grpc_messages.decode(message, entry, MOST))
+
+
+TYPES = ["DT_FLOAT", "DT_STRING", "DT_HALF", "DT_INT8", "DT_INVALID", 77]
+SENT = st.fixed_dictionaries(
+    {"dtype": st.sampled_from(TYPES[:2]) | st.sampled_from(TYPES)},
+    optional={
+        "tensor_shape": st.fixed_dictionaries(
+            {"dim": st.sampled_from(SHAPES) | st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9)},
+            optional={"unknown_rank": st.booleans()},
+        ),
+        "tensor_content": RAW,
+        "float_val": st.lists(FLOATS, max_size=24),
+        "int_val": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+        "half_val": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3),
+        "string_val": st.lists(RAW, max_size=4),
+    },
+)
+
+
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@settings(max_examples=200)
+@given(
+    inputs=st.dictionaries(st.sampled_from(["i", "TEXT", "PAIR", "j"]), SENT, max_size=3),
+    filtered=st.just([]) | st.lists(st.sampled_from(["o", "p"]), max_size=2),
+    cut=st.just(0) | st.integers(0, 40),
+    junk=st.just(b"") | st.binary(max_size=8),
+)
+def test_tensorflow_serving_over_grpc(
+    entry: CatalogEntry, inputs: dict[str, Any], filtered: list[str], cut: int, junk: bytes
+) -> None:
+    message = tf.PredictRequest(output_filter=filtered)
+    for name, sent in inputs.items():
+        sizes = [{"size": size} for size in sent.get("tensor_shape", {}).get("dim", ())]
+        tensor = sent | {"tensor_shape": {**sent.get("tensor_shape", {}), "dim": sizes}}
+        message.inputs[name].CopyFrom(tf.TensorProto(**tensor))
+    data = message.SerializeToString()
+    with contextlib.suppress(DecodeError):
+        message = tf.PredictRequest.FromString(data[: max(0, len(data) - cut)] + junk)
+        check(entry, lambda: tfserving_grpc.decode(message, tensors_of(message), entry, MOST))
+
+
+def tensors_of(message: Any) -> list[tfserving_grpc.Tensor]:
+    """The inputs of a message that a service may decode."""
+    sent = [tfserving_grpc.tensor_of(*each) for each in message.inputs.items()]
+    if sum(tensor.size for tensor in sent) > 1_000_000:
+        raise PayloadTooLargeError("as the service")
+    return sent
 
 
 PLANE = st.lists(st.lists(FLOATS, min_size=2, max_size=2), min_size=2, max_size=2)

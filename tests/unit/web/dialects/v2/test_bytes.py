@@ -20,7 +20,7 @@ from smallplates.web.api.catalog import CatalogEntry, column_of_field
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import codec, grpc_messages
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer
 from tests import pictures
 from tests.unit.web.api.entries import MOST, requests

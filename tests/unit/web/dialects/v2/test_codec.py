@@ -20,7 +20,7 @@ from smallplates.web.api.columns import Output, call_of
 from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import grpc_messages
 from smallplates.web.dialects.v2.codec import decode, encode
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from tests.unit.web.api.entries import ARRAY, MOST, PHOTO, TEXTS, tensors
 

@@ -15,7 +15,7 @@ from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.datatypes import DATATYPES, DTYPES
 from smallplates.web.dialects.v2 import codec, grpc_messages
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from tests.unit.web.api.entries import MOST, requests, tensors
 
 Decode = Callable[[CatalogEntry], ColumnCall]

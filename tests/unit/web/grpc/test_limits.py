@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,11 +11,11 @@ import pytest
 from smallplates.errors import InvalidRequestError, OverloadedError, SlowBodyError
 from smallplates.settings import Settings
 from smallplates.web.api.datatypes import DTYPES
-from smallplates.web.dialects.v2 import grpc_limits
-from smallplates.web.dialects.v2.grpc import Calls
-from smallplates.web.dialects.v2.grpc_generated import open_inference_pb2 as pb
-from smallplates.web.dialects.v2.grpc_limits import MAX_UNANSWERED, MessageReadLimiter, Streams
-from smallplates.web.dialects.v2.grpc_messages import decode, parse, typed_bytes
+from smallplates.web.dialects.v2.grpc_messages import decode, typed_bytes
+from smallplates.web.grpc import limits as grpc_limits
+from smallplates.web.grpc.calls import Calls
+from smallplates.web.grpc.generated import open_inference_pb2 as pb
+from smallplates.web.grpc.limits import MAX_UNANSWERED, MessageReadLimiter, Streams, parse
 from smallplates.web.metrics import Metrics
 from tests.unit.web.api.entries import tensors
 
@@ -356,7 +357,8 @@ def test_an_outcome_knows_nothing_of_what_was_sent() -> None:
         except ValueError as error:
             raise InvalidRequestError("no") from error
 
-    with Calls(Metrics()).record("ModelInfer", Caller()) as outcome:
+    pipeline: Any = SimpleNamespace(service=SimpleNamespace(metrics=Metrics(), settings=limits()))
+    with Calls(pipeline).record("/ModelInfer", Caller()) as outcome:
         refuse()
     assert outcome.error is not None
     assert kept[0]() is None

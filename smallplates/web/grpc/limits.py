@@ -1,7 +1,7 @@
 """Limits for clients of the gRPC port: connections, streams, and how messages arrive.
 
 gRPC limits neither the time for a message to arrive nor the total memory of unfinished messages. So
-`grpc.py` reads each message through `MessageReadLimiter`; an unread message buffers at most one
+`Calls` reads each message through `MessageReadLimiter`; an unread message buffers at most one
 flow-control window. `check_fields` limits the memory that a message takes once it is parsed.
 
 gRPC cannot tell an idle stream from one with a message that never ends, and either may hold a whole
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from smallplates.errors import InvalidRequestError, OverloadedError, SlowBodyError
 from smallplates.settings import Settings
@@ -26,6 +27,7 @@ PATIENCE_S = 1.0
 MAX_UNANSWERED = 16  # requests of a stream; further ones wait at the client
 IDLE_S = 600.0
 
+SMALL = 64 * 1024  # bytes; once parsed, such a message takes a few megabytes at most
 MAX_FIELDS = 16 * 1024  # a request has one for each image, and a few more
 VARINT, FIXED64, BYTES, GROUP, GROUP_END, FIXED32 = range(6)  # protobuf's wire types
 FIXED_BYTES = {FIXED64: 8, FIXED32: 4, GROUP: 0, GROUP_END: 0}
@@ -202,11 +204,21 @@ class Streams:
         reschedule(limit, asyncio.get_running_loop().time() + IDLE_S)
 
 
+def parse(kind: Message, data: bytes) -> Message:
+    """Parses a message of class `kind`. Raises InvalidRequestError."""
+    try:
+        if len(data) > SMALL:
+            check_fields(data, kind.DESCRIPTOR)
+        return kind.FromString(data)
+    except (DecodeError, LookupError) as error:
+        raise InvalidRequestError("the message cannot be read") from error
+
+
 def check_fields(data: bytes, descriptor: Any) -> None:
     """Raises InvalidRequestError if a message and those nested in it have too many fields.
 
     An empty input takes 2 bytes, but 90 once it is parsed. Packed numbers count as one field;
-    `grpc_messages.typed_bytes` says how much memory they take. Raises LookupError for a message that
+    the protocol says how much memory they take. Raises LookupError for a message that
     cannot be read.
     """
     left = [(memoryview(data), descriptor)]

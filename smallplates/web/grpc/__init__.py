@@ -1,0 +1,1 @@
+"""Everything around a gRPC call, for the services that speak it."""
