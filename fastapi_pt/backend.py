@@ -107,7 +107,6 @@ class TorchBackend:
         precision_check.check_gpu_precision(settings.precision)
         network = served_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
-        torch.backends.cudnn.benchmark = True  # plans are made at warm-up, and used for ever
         torch.backends.cudnn.allow_tf32 = False  # fp32 means full precision
         size, classes = model.description.pipeline.output_size, len(model.labels)
         with translate_errors():

@@ -471,6 +471,7 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v1/ranking", {"query": {"text": QUERY}, "passages": []}, 400, ""),
     ("/v1/ranking", {"query": {"text": QUERY}, "passages": [{"text": LONG}]}, 400, ""),
     ("/v1/ranking", {"query": QUERY, "passages": ["a"]}, 400, ""),
+    ("/v1/ranking", {"query": {"text": QUERY}, "passages": [{"text": "a", "image": "b"}]}, 400, "image"),
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": -1}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": 1, "top_n": 2}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncation": False}, 400, ""),

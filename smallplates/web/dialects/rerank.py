@@ -58,11 +58,17 @@ class RerankRequest(Scores):
     return_documents: bool | None = None
 
 
+class Passage(Document):
+    """A text of NIM's, of which some models also take pictures."""
+
+    image: None = None
+
+
 class RankingRequest(msgspec.Struct):
     """The body of NIM's `/ranking`."""
 
-    query: Document
-    passages: list[Document]
+    query: Passage
+    passages: list[Passage]
     truncate: Literal["NONE", "END"] | None = None
 
 
