@@ -169,6 +169,8 @@ def control_pipe(process: WorkerProcess) -> int:
 def test_after_a_death_the_other_workers_look_for_the_record_that_had_woken_the_dead_one(
     supervisor: Supervisor,
 ) -> None:
+    supervisor.stop()
+    supervisor._thread.join()  # it would find the death, too
     dead, ready, loading = supervisor._processes
     dead.popen = subprocess.Popen([sys.executable, "-c", ""])
     dead.status_fd = os.open(os.devnull, os.O_RDONLY)
