@@ -4,6 +4,7 @@ Both send until they are stopped, and record each answer in the window of time i
 """
 
 import asyncio
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -129,6 +130,8 @@ async def run_windows(loop: ClosedLoop | OpenLoop, plan: Plan) -> tuple[list[Rec
     loop still has in flight at the end are awaited, for 60 s at most, and count in the last window's
     latencies.
     """
+    gc.collect()
+    gc.freeze()  # a collection of all modules' objects would stop a loop for up to 100 ms
     windows = Windows()
     load = asyncio.create_task(loop.run(windows))
     try:
