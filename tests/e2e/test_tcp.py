@@ -160,18 +160,6 @@ def receive(client: TcpClient) -> Callable[[object], Answer]:
     return lambda _: client.receive()
 
 
-def test_what_is_sent_byte_by_byte_is_understood(shared: Service) -> None:
-    with shared.raw() as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in frame(command(), 2**32 - 1, b'{"top_k": 2, "request_id": "r-1"}'):
-            connection.sendall(bytes([byte]))
-        header = connection.recv(frames.FRAME.size, socket.MSG_WAITALL)
-        length, number, status = frames.FRAME.unpack(header)
-        body = connection.recv(length - frames.AFTER_LENGTH, socket.MSG_WAITALL)
-    assert (number, status) == (2**32 - 1, 200)
-    assert b'"request_id":"r-1"' in body
-
-
 def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service) -> None:
     with shared.connect() as client:
         answer = client.predict(command(failure=Failure.RAISE))
