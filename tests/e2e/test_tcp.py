@@ -19,7 +19,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
-from tests.e2e.services import attempt, check_one_sentence, ended
+from tests.e2e.services import attempt, check_one_sentence, close, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
@@ -93,8 +93,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def held(shared: Service) -> Iterator[Service]:
     """The same, idle and with a closed gate."""
     wait_for(lambda: shared.metric("serving_free_slots") == 40)
-    for file in (shared.gate, shared.gate.with_suffix(".held")):
-        file.unlink(missing_ok=True)
+    close(shared.gate)
     yield replace(shared, before={name: shared.metric(name) for name in COUNTED})
     shared.gate.touch()
 

@@ -17,6 +17,7 @@ from smallplates.web.grpc.calls import Calls
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.grpc.limits import MAX_UNANSWERED, MessageReadLimiter, Streams, parse
 from smallplates.web.metrics import Metrics
+from tests.servers import until
 from tests.unit.web.api.entries import tensors
 
 MB = 2**20
@@ -39,12 +40,6 @@ async def at_once() -> bytes:
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def settled(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 nobody sets an event
-            await asyncio.sleep(0)
 
 
 # calls
@@ -127,7 +122,7 @@ async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     for number in range(40):
         client.sent.put_nowait(str(number).encode())
     client.sent.put_nowait(None)
-    await settled(lambda: len(began) == MAX_UNANSWERED)
+    await until(lambda: len(began) == MAX_UNANSWERED)
     for gate in reversed(gates[1:]):
         gate.set()
     await turns(100)
@@ -149,13 +144,13 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     clients = [Client() for _ in range(6)]
     serving = [asyncio.ensure_future(streams.serve(client, answer)) for client in clients[:4]]
     clients[0].sent.put_nowait(b"busy")
-    await settled(lambda: len(streams._idle) == 3)
+    await until(lambda: len(streams._idle) == 3)
     serving.append(asyncio.ensure_future(streams.serve(clients[4], answer)))
     with pytest.raises(SlowBodyError, match="another stream needs its place"):
         await serving[1]
     for client in clients[2:5]:
         client.sent.put_nowait(b"busy")
-    await settled(lambda: not streams._idle)
+    await until(lambda: not streams._idle)
     with pytest.raises(OverloadedError):
         await streams.serve(clients[5], answer)
     gate.set()
@@ -173,7 +168,7 @@ async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_ro
 
     streams, clients = Streams(limits()), [Client() for _ in range(5)]
     serving = [asyncio.ensure_future(streams.serve(client, same)) for client in clients[:4]]
-    await settled(lambda: len(streams._idle) == 4)
+    await until(lambda: len(streams._idle) == 4)
     await turns(10)  # until all of them read
     serving.append(asyncio.ensure_future(streams.serve(clients[4], same)))
     clients[0].sent.put_nowait(b"message")  # is read after the first stream was told to end
@@ -220,7 +215,7 @@ async def test_a_client_that_goes_away_cancels_its_requests() -> None:
     serving = asyncio.ensure_future(streams.serve(client, answer))
     for message in (b"1", b"2"):
         client.sent.put_nowait(message)
-    await settled(lambda: len(began) == 2)
+    await until(lambda: len(began) == 2)
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
