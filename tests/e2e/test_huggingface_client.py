@@ -207,7 +207,7 @@ MANY = {"candidate_labels": ["a"], "multi_label": True, "hypothesis_template": "
 EMBED = {"inputs": ["soup"], "truncate": True, "truncation_direction": "Left", "normalize": False}
 PAIRS = {"query": "soup", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True}
 ONE_LABEL = {"function_to_apply": "softmax", "top_k": 1}
-MERGED, ASKED = {"aggregation_strategy": "max", "stride": 1}, {"question": "a", "context": TEXT}
+ASKED = {"question": "a", "context": TEXT}
 BODIES: dict[str, list[tuple[str, Json]]] = {
     "openai": [
         ("/v1/embeddings", {"input": ["a"], "dimensions": 2, "encoding_format": "base64"}),

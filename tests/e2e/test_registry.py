@@ -1,6 +1,5 @@
 """What is in service changes in every web process, or in none."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -29,7 +28,9 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
     def describe(version: str, **changed: str) -> None:
         (place := folder / version).mkdir(exist_ok=True)
         shutil.copy(folder / "model.onnx", place)
-        files = {name: digest(folder / name) for name in (f"{version}/model.onnx", "tokenizer.json")}
+        files = {
+            name: graphs.digest(folder / name) for name in (f"{version}/model.onnx", "tokenizer.json")
+        }
         text = {"max_tokens": 64, "pad_token_id": 0}
         content = {"name": "tiny", "version": version, "task": "text-classification", "text": text}
         content |= {"labels": exports.LABELS, "files": files | changed}
@@ -51,11 +52,6 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
         describe("2")
         assert switch(url, "2", model="tiny").status_code == 200
         assert requests.get(f"{url}/model", timeout=60).json()["version"] == "2"
-
-
-def digest(path: Path) -> str:
-    """The file's, as model.json has it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_loaded_model_is_found_on_every_connection(
