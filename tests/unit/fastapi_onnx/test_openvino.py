@@ -57,13 +57,6 @@ def index_limits(made: onnx.ModelProto) -> dict[str, int]:
     return openvino_session.index_limits(core.read_model(made.SerializeToString()))
 
 
-@pytest.fixture
-def any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenVINO is taken if it agrees, however fast it and ONNX Runtime are."""
-    monkeypatch.setattr(choice, "QUICK_MS", 0)
-    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
-
-
 @pytest.mark.parametrize(
     ("precision", "most"), [("fp32", 1e-4), pytest.param("bf16", 0.02, marks=WITH_BF16), ("int8", 0.03)]
 )
