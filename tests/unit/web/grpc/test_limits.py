@@ -20,6 +20,8 @@ from smallplates.web.metrics import Metrics
 from tests.servers import until
 from tests.unit.web.api.entries import tensors
 
+pytestmark = pytest.mark.anyio
+
 MB = 2**20
 
 
@@ -45,7 +47,6 @@ async def turns(count: int) -> None:
 # calls
 
 
-@pytest.mark.anyio
 async def test_a_flood_that_never_ends_is_passed_by() -> None:
     reader = MessageReadLimiter(limits())
     reader.patience_s = 0.01
@@ -61,7 +62,6 @@ async def test_a_flood_that_never_ends_is_passed_by() -> None:
     assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
 
 
-@pytest.mark.anyio
 async def test_where_nobody_waits_nobody_hurries() -> None:
     reader, gate = MessageReadLimiter(limits()), asyncio.Event()
     reader.patience_s = 0
@@ -77,7 +77,6 @@ async def test_where_nobody_waits_nobody_hurries() -> None:
     assert await asyncio.gather(*four) == [b"late"] * 4
 
 
-@pytest.mark.anyio
 async def test_a_call_without_a_message() -> None:
     async def nothing() -> object:
         return grpc.aio.EOF
@@ -108,7 +107,6 @@ class Client:
         self.received.append(answer)
 
 
-@pytest.mark.anyio
 async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     client, gates = Client(), [asyncio.Event() for _ in range(40)]
     began: list[int] = []
@@ -133,7 +131,6 @@ async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     assert [int(answer) for answer in client.received] == list(range(40))
 
 
-@pytest.mark.anyio
 async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     streams, gate = Streams(limits()), asyncio.Event()
 
@@ -161,7 +158,6 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_room() -> None:
     async def same(message: bytes) -> bytes:
         return message
@@ -181,7 +177,6 @@ async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_ro
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("reads", [True, False])
 async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     assert grpc_limits.IDLE_S > 60
@@ -198,7 +193,6 @@ async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bo
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 async def test_a_client_that_goes_away_cancels_its_requests() -> None:
     streams, client = Streams(limits()), Client()
     began: list[bytes] = []
