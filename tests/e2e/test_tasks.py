@@ -623,12 +623,7 @@ def test_classes_of_a_request_are_named(tasks: Service, wire: str) -> None:
     several = tasks.triton(wire, "implied", arrays, {"top_k": 4})
     assert several["LABEL"][0, 0] == b"warm"
     assert several["PROBABILITY"].shape == (1, 4)
-    body = {
-        "inputs": [
-            {"name": name, "shape": [1], "datatype": "BYTES", "data": array[0].tolist()}
-            for name, array in arrays.items()
-        ]
-    }
+    body = v2(**{name: ("BYTES", [1], array[0].tolist()) for name, array in arrays.items()})
     body["outputs"] = [{"name": "PROBABILITY", "parameters": {"classification": 4}}]
     torchserves = tasks.post("/predictions/implied", {"text": "soup", **ANY}).json()
     assert list(torchserves) == ["warm", "awful"]
