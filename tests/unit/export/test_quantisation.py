@@ -21,7 +21,6 @@ from torch import nn
 from torch.ao.quantization.quantize_fx import convert_fx
 from torch.fx import GraphModule
 from torchvision.models import VisionTransformer, get_model
-from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.gpu_graph import normalise
@@ -36,7 +35,7 @@ from smallplates.export.int8_verdict import Verdict, objection_to
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
-from tests import graphs
+from tests import command_line, graphs
 from tests.graphs import digest, node, tensors, value
 from tests.unit.models.test_huggingface import images
 
@@ -58,10 +57,7 @@ POOLED = [
 def run(*arguments: object, code: int = 0) -> str:
     """Returns what it says; it ends with this code."""
     app = export.app if arguments[0] in ("torchvision", "onnx") else export.quantise_app
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code == code, result.output
-    return result.output
+    return command_line.run(app, *arguments, code=code)
 
 
 def describe(exported: Path, **fields: Any) -> Model:
