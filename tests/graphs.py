@@ -1,5 +1,6 @@
 """ONNX graphs made on the spot."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def saved(made: onnx.ModelProto, folder: Path, version: str | None = None) -> Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(made, path)
     return folder
+
+
+def digest(file: Path) -> str:
+    """The file's SHA-256, as model.json has it."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def compared(read: Model) -> Signature:

@@ -1,5 +1,6 @@
 """Starts the project's programs as real processes on free ports, and ends them again."""
 
+import asyncio
 import itertools
 import os
 import random
@@ -64,6 +65,13 @@ def wait_for(condition: Callable[[], object], what: str = "a condition", seconds
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.01)
+
+
+async def until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """The same for a coroutine."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes, too
+            await asyncio.sleep(0.001)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Requests of MLServer's clients over HTTP and gRPC: a graph with their names, labels of versions."""
+"""Requests of MLServer's clients: a graph with their names, labels of versions."""
 
 import json
 from collections.abc import Iterator
@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import requests
-import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
 from onnx import TensorProto
-from tritonclient.utils import InferenceServerException
 
 from tests import graphs
 from tests.conftest import started
@@ -86,26 +83,3 @@ def test_other_protocols_know_the_labels_and_the_names(service: tuple[str, str])
     for version, status in {"v0.1.0": 200, "1.0": 200, "1": 200, "v0.2.0": 404, "2.0": 404}.items():
         described = requests.get(f"{service[0]}/models/iris/{version}", timeout=10)
         assert described.status_code == status, version
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [(kind, dtype) for kind in ("http", "json", "grpc") for dtype in ("float64", "float32")]
-    + [("http", "float16"), ("grpc", "float16")],
-)
-def test_smaller_types_of_the_same_kind_are_accepted(
-    service: tuple[str, str], kind: str, dtype: str
-) -> None:
-    url, target = service
-    library: Any = triton_grpc if kind == "grpc" else triton_http
-    binary = {} if kind == "grpc" else {"binary_data": kind == "http"}
-    rows = ROWS.astype(dtype)
-    tensor = library.InferInput("predict", [2, 3], {8: "FP64", 4: "FP32", 2: "FP16"}[rows.itemsize])
-    tensor.set_data_from_numpy(rows, **binary)
-    with library.InferenceServerClient(target if kind == "grpc" else url.partition("//")[2]) as client:
-        answer = client.infer("iris", [tensor], model_version="v0.1.0")
-        exact = rows.astype(np.float64)
-        expected = np.exp(exact) / np.exp(exact).sum(1, keepdims=True)
-        np.testing.assert_allclose(answer.as_numpy("predict_proba"), expected, rtol=1e-12)
-        with pytest.raises(InferenceServerException, match=r"version 'v0\.2\.0' of iris is not"):
-            client.infer("iris", [tensor], model_version="v0.2.0")

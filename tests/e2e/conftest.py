@@ -9,6 +9,7 @@ import pytest
 import requests
 
 from tests import servers
+from tests.e2e.services import close
 from tests.e2e.tasks import Service, every_task
 from tests.fake.model import write_model
 from tests.servers import metric, wait_for
@@ -77,8 +78,7 @@ class SharedService:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Closes the gate for one test; opens it after, and waits until the service is idle."""
-        self.gate.unlink(missing_ok=True)
-        self.gate.with_suffix(".held").unlink(missing_ok=True)
+        close(self.gate)
         self._before = requests.get(f"{self.url}/metrics", timeout=60).text
         try:
             yield

@@ -1,13 +1,14 @@
 """Services of the fake backend as real processes: their children, their connections, requests."""
 
-import asyncio
 import http.client
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -56,12 +57,6 @@ def fake_service(
         yield url, psutil.Process(process.pid)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 what is awaited happens in other processes
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def local_engine(settings: Settings, plan: Planner) -> AsyncIterator[EngineHandle]:
     """The engine of the model that the settings name, in this process."""
@@ -93,18 +88,33 @@ def ask(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return servers.run(sys.executable, "-m", "smallplates", "ask", *arguments, env=env)
 
 
+def change(url: str, model: str, what: str, key: str = "chief", **parameters: str) -> requests.Response:
+    """Loads or unloads a model."""
+    path, headers = f"{url}/v2/repository/models/{model}/{what}", {"Authorization": f"Bearer {key}"}
+    return requests.post(path, json={"parameters": parameters}, headers=headers, timeout=60)
+
+
 def switch(url: str, version: str, key: str = "chief", model: str = "fake") -> requests.Response:
-    return requests.post(
-        f"{url}/v2/repository/models/{model}/load",
-        json={"parameters": {"version": version}},
-        headers={"Authorization": f"Bearer {key}"},
-        timeout=60,
-    )
+    return change(url, model, "load", key, version=version)
 
 
 def predict(url: str, picture: bytes, **headers: str | bytes) -> requests.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.post(f"{url}/predict", data=picture, headers=named, timeout=120)
+
+
+def close(gate: Path) -> None:
+    """Computations that are told so are held until this file exists."""
+    for file in (gate, gate.with_suffix(".held")):
+        file.unlink(missing_ok=True)
+
+
+def hold(senders: ThreadPoolExecutor, url: str, gate: Path, **headers: str) -> Future[requests.Response]:
+    """A request that a worker computes, until the file `gate` exists."""
+    close(gate)
+    answer = senders.submit(predict, url, command(held=True), **headers)
+    wait_for(gate.with_suffix(".held").exists)
+    return answer
 
 
 def raw_request(url: str, picture: bytes) -> socket.socket:

@@ -14,13 +14,12 @@ from tritonclient import grpc as triton_grpc
 
 from smallplates.client.tcp import TcpClient
 from tests import servers
-from tests.e2e.services import WORKER, fake_service, predict, programs, switch
+from tests.e2e.services import WORKER, change, fake_service, hold, predict, programs, switch
 from tests.fake.backend import command, command_tensor
 from tests.fake.model import write_model
 from tests.servers import metric, wait_for
 
 IDLE = {"SERVING_IDLE_UNLOAD_S": "0.2", "SERVING_INSTANCES": "1"}
-KEY = {"Authorization": "Bearer chief"}
 PROCESSES = pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 SEVEN = command(class_index=7)
 
@@ -157,8 +156,7 @@ def test_a_worker_that_stands_by_sleeps_wakes_and_dies_like_the_one_that_compute
     with fake_service(fake_settings | own) as (url, server):
         for restarts in (1, 3):
             wait_for(lambda: is_asleep(url, server))
-            held = senders.submit(predict, url, command(held=True, class_index=7))
-            wait_for(gate.with_suffix(".held").exists)
+            held = hold(senders, url, gate)
             wait_for(lambda: get(url, "/model")["instances"] == 2)
             workers = programs(server, WORKER)
             busy = computing(workers)
@@ -168,9 +166,7 @@ def test_a_worker_that_stands_by_sleeps_wakes_and_dies_like_the_one_that_compute
             wait_for(lambda: get(url, "/model")["instances"] == 2)
             assert get(url, "/model")["workers"] == 1
             gate.touch()
-            assert held.result().json()["prediction"] == "7"
-            gate.unlink()
-            gate.with_suffix(".held").unlink()
+            assert held.result().json()["prediction"] == "0"
             wait_for(lambda: is_asleep(url, server))
             (tmp_path / "loading").touch()
             waiting = senders.submit(predict, url, SEVEN)
@@ -188,18 +184,13 @@ def test_it_is_unloaded_loaded_and_switched_while_it_sleeps_or_wakes(
     versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
 ) -> None:
     settings = versions | IDLE | {"SERVING_WEB_PROCESSES": web_processes}
-
-    def unload(url: str) -> int:
-        path = f"{url}/v2/repository/models/fake/unload"
-        return requests.post(path, headers=KEY, timeout=60).status_code
-
     with fake_service(settings, admin_key="chief") as (url, server):
         wait_for(lambda: is_asleep(url, server))
         assert switch(url, "2").status_code == 200
         assert predict(url, SEVEN).json()["prediction"] == "two-7"
         wait_for(lambda: is_asleep(url, server))
         assert switch(url, "2").status_code == 200  # already in service: stays asleep
-        assert unload(url) == 200
+        assert change(url, "fake", "unload").status_code == 200
         assert predict(url, SEVEN).status_code == 503
         assert "serving_model_asleep{" not in requests.get(f"{url}/metrics", timeout=60).text
         assert switch(url, "3").status_code == 200
@@ -207,11 +198,11 @@ def test_it_is_unloaded_loaded_and_switched_while_it_sleeps_or_wakes(
         (tmp_path / "loading").touch()
         waiting = senders.submit(predict, url, SEVEN)
         wait_for((tmp_path / "loading.held").exists)
-        unloading = senders.submit(unload, url)
+        unloading = senders.submit(change, url, "fake", "unload")
         wait_for(lambda: requests.get(f"{url}/model/fake", timeout=60).status_code == 503)
         (tmp_path / "loading").unlink()
         assert waiting.result().json()["prediction"] == "three-7"
-        assert unloading.result() == 200
+        assert unloading.result().status_code == 200
         assert not programs(server, WORKER)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import limit, overload, scale, stress
 from benchmarks.__main__ import app
@@ -18,6 +17,7 @@ from smallplates.cli.load.loops import Arrivals, Plan
 from smallplates.cli.load.payloads import SAMPLE, Protocol
 from smallplates.cli.load.target import Target
 from tests import servers
+from tests.command_line import run
 from tests.e2e.conftest import SharedService, obedient
 from tests.fake.backend import command
 from tests.servers import ROOT
@@ -89,8 +89,7 @@ def test_load_prints_and_writes(
     words = ["--protocol", protocol, "--photo", str(photos), "--concurrency", "1,3", "--window", "0.3"]
     words += ["--warm-up", "0", "--windows", "1", "--json", str(tmp_path / "load.json")]
     words += ["--csv", str(tmp_path / "load.csv"), "--plot", str(tmp_path / "load")]
-    result = CliRunner().invoke(program, ["load", one_worker.url, *words])
-    assert result.exit_code == 0, result.output
+    run(program, "load", one_worker.url, *words)
     content = json.loads((tmp_path / "load.json").read_text())
     assert content["command"].startswith("smallplates ")
     assert content["model"]["name"] == "fake"
@@ -145,8 +144,7 @@ def test_limit_measures_every_layout_of_a_backend() -> None:
 def test_scale_says_what_each_part_took(tmp_path: Path) -> None:
     cases = ["--service-ms=4", "--web-processes=1,2", "--instances=2", "--connections=8"]
     brief = ["--rounds=1", "--seconds=1", "--fp32-ms=5", "--int8-ms=2", f"--json={tmp_path / 'json'}"]
-    result = CliRunner().invoke(app, ["scale", *cases, *brief], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    run(app, "scale", *cases, *brief)
     results = json.loads((tmp_path / "json").read_text())["results"]
     assert [row["web processes"] for row in results["measured"]] == [1, 2]
     for row in results["measured"]:

@@ -7,12 +7,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import compare, servers, table, text_model
 from benchmarks.__main__ import app
 from smallplates.settings import ROOT
 from smallplates.system import cpus
+from tests.command_line import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -26,11 +26,8 @@ def test_pictures_are_answered_alike(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compare, "SERVERS", [servers.ours("this service"), *ours])
     files = [f"--json={tmp_path / 'json'}", f"--csv={tmp_path / 'csv'}"]
     sizes = ["--rounds=1", "--seconds=1", "--connections=2"]
-    result = CliRunner().invoke(
-        app, ["compare", "--model", FOOD, *sizes, *files], catch_exceptions=False
-    )
-    assert result.exit_code == 0, result.output
-    assert "answers" not in result.output
+    said = run(app, "compare", "--model", FOOD, *sizes, *files)
+    assert "answers" not in said
     kept = json.loads((tmp_path / "json").read_text())
     measured = {name: loads for name, loads in kept["results"].items() if name != table.IN_PROCESS}
     assert list(measured) == ["this service", "fastapi, onnx", "fastapi, torch"]
@@ -41,7 +38,7 @@ def test_pictures_are_answered_alike(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert row["requests"] > 0
         assert row["per_second"] == pytest.approx(row["requests"] / row["seconds"])
         assert 0 < row["p50_ms"] <= row["p99_ms"]
-    assert all(word in result.output for word in ("ours/its", "fastapi", "torch"))
+    assert all(word in said for word in ("ours/its", "fastapi", "torch"))
     in_process = kept["results"][table.IN_PROCESS]
     assert (tmp_path / "csv").read_text().count("\n") == 1 + len(measured) + len(in_process)
 
@@ -51,12 +48,7 @@ def test_texts_are_sent_in_turn(tmp_path: Path) -> None:
     name = "this service, one by one"
     text_model.make(tmp_path / "texts", width=24, layers=1)
     sizes = ["--rounds=1", "--seconds=1", "--connections=8", f"--json={tmp_path / 'json'}"]
-    result = CliRunner().invoke(
-        app,
-        ["compare", "--task=text", "--model", str(tmp_path / "texts"), f"--only={name}", *sizes],
-        catch_exceptions=False,
-    )
-    assert result.exit_code == 0, result.output
+    run(app, "compare", "--task=text", "--model", tmp_path / "texts", f"--only={name}", *sizes)
     kept = json.loads((tmp_path / "json").read_text())
     assert kept["command"].startswith("python -m benchmarks compare --task text --model texts ")
     ((row,),) = kept["results"][name].values()
@@ -73,9 +65,7 @@ def test_vectors_of_one_text_and_of_many(tmp_path: Path, monkeypatch: pytest.Mon
     both = [replace(s, environment=None) for s in servers.EMBEDDING_SERVERS if s.name in names]
     monkeypatch.setattr(compare, "EMBEDDING_SERVERS", both)
     sizes = ["--rounds=1", "--seconds=1", "--connections=2", f"--json={tmp_path / 'json'}"]
-    arguments = ["compare", "--task=embed", "--model", str(folder), *sizes]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    run(app, "compare", "--task=embed", "--model", folder, *sizes)
     results = json.loads((tmp_path / "json").read_text())["results"]
     sizes_of_loads = {"2 connections": 1, "4 connections, 32 texts each": 32}
     for name, (load, texts) in product(names, sizes_of_loads.items()):

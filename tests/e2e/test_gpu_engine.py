@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.e2e.services import WORKER, check_right, fake_service, numbered, predict, programs, repeatedly
+from tests.e2e.services import (
+    WORKER,
+    check_right,
+    fake_service,
+    hold,
+    numbered,
+    predict,
+    programs,
+    repeatedly,
+)
 from tests.fake.backend import Failure, command
 from tests.http_load import send_all
 from tests.servers import metric, wait_for
@@ -25,8 +34,7 @@ def gpu_settings(fake_settings: dict[str, str], tmp_path: Path) -> dict[str, str
 def together(url: str, folder: Path, pictures: list[bytes]) -> list[requests.Response]:
     """Answers to pictures that wait while the worker is held, and are computed as one batch then."""
     with ThreadPoolExecutor(16) as senders:
-        first = senders.submit(predict, url, command(held=True))
-        wait_for((folder / "gate.held").exists)
+        first = hold(senders, url, folder / "gate")
         waiting = [senders.submit(predict, url, picture) for picture in pictures]
         wait_for(lambda: metric(url, "serving_queue_depth") == len(pictures))
         (folder / "gate").touch()

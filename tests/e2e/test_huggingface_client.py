@@ -55,10 +55,8 @@ def pairs(answer: Json) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("path", ["/", *OWN])
 def test_text_classification(url: str, path: str) -> None:
-    client, expected = (
-        InferenceClient(url + path.format("feelings")),
-        best(url, "feelings", text=TEXT, top_k=3),
-    )
+    client = InferenceClient(url + path.format("feelings"))
+    expected = best(url, "feelings", text=TEXT, top_k=3)
     assert pairs(client.text_classification(TEXT)) == expected
     assert pairs(client.text_classification(TEXT, top_k=2, function_to_apply="softmax")) == expected[:2]
     assert pairs(client.text_classification(TEXT, top_k=99)) == expected
@@ -122,10 +120,8 @@ def test_features_and_similarity(url: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", *OWN])
 def test_image_classification(url: str, path: str, tmp_path: Path) -> None:
-    client, expected = (
-        InferenceClient(url + path.format("food11")),
-        best(url, "food11", image=ENCODED, top_k=5),
-    )
+    client = InferenceClient(url + path.format("food11"))
+    expected = best(url, "food11", image=ENCODED, top_k=5)
     (file := tmp_path / "photo.jpg").write_bytes(PHOTO)
     if path.startswith("/predict"):  # the same bytes are the native API's
         assert post(url + path.format("food11"), PHOTO)["prediction"] == expected[0][0]
@@ -207,7 +203,7 @@ MANY = {"candidate_labels": ["a"], "multi_label": True, "hypothesis_template": "
 EMBED = {"inputs": ["soup"], "truncate": True, "truncation_direction": "Left", "normalize": False}
 PAIRS = {"query": "soup", "documents": ["a", {"text": "b"}], "top_n": 1, "return_documents": True}
 ONE_LABEL = {"function_to_apply": "softmax", "top_k": 1}
-MERGED, ASKED = {"aggregation_strategy": "max", "stride": 1}, {"question": "a", "context": TEXT}
+ASKED = {"question": "a", "context": TEXT}
 BODIES: dict[str, list[tuple[str, Json]]] = {
     "openai": [
         ("/v1/embeddings", {"input": ["a"], "dimensions": 2, "encoding_format": "base64"}),

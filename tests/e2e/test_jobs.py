@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from tests import pictures, servers
+from tests.command_line import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
@@ -40,8 +40,7 @@ def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_p
     options = ["--model", str(small_model), "--photos", str(photos), "--backend", "fastapi_onnx"]
     sizes = ["--images", str(IMAGES), "--at-once", "2", "--instances", "1,2"]
     files = [f"--{kind}={tmp_path / kind}" for kind in ("json", "csv", "plot")]
-    result = CliRunner().invoke(app, ["jobs", *options, *sizes, *files], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    said = run(app, "jobs", *options, *sizes, *files)
     kept = json.loads((tmp_path / "json").read_text())
     outcomes = kept["results"]
     assert [(outcome["instances"], outcome["max_batch_size"]) for outcome in outcomes] == [
@@ -54,7 +53,7 @@ def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_p
         assert (outcome["start_s"] > 0) == (outcome["instances"] > 0)
         assert outcome["memory_mb"] > 10
         assert outcome["cpu_percent"] > 0
-        assert outcome["arrangement"] in result.output
+        assert outcome["arrangement"] in said
     assert kept["machine"]["versions"]["torch"]
     assert f"--images {IMAGES}" in kept["command"]
     with (tmp_path / "csv").open(newline="") as file:

@@ -23,7 +23,8 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import EngineHandle
 from smallplates.tasks.python.backend import Status
-from tests.e2e.services import local_engine, until
+from tests.e2e.services import local_engine
+from tests.servers import until
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.e2e.conftest import SharedService
-from tests.e2e.services import WORKER, fake_service, predict, programs, raw_request
+from tests.e2e.services import WORKER, fake_service, hold, predict, programs, raw_request
 from tests.fake.backend import command
 from tests.servers import metric, wait_for
 
@@ -15,10 +15,7 @@ def test_the_first_of_three_batched_requests_leaves_and_the_others_are_answered(
     url, gate = one_worker.url, one_worker.gate
     with one_worker.used():
         for leave_while in ("waiting", "running"):
-            gate.unlink(missing_ok=True)
-            gate.with_suffix(".held").unlink(missing_ok=True)
-            blocker = senders.submit(predict, url, command(held=True))
-            wait_for(gate.with_suffix(".held").exists)
+            blocker = hold(senders, url, gate)
             gone = raw_request(url, command(held=True))
             wait_for(lambda: metric(url, "serving_queue_depth") == 1)
             others = [senders.submit(predict, url, command(class_index=i)) for i in (3, 4)]
@@ -36,21 +33,20 @@ def test_the_first_of_three_batched_requests_leaves_and_the_others_are_answered(
 
 
 def test_interactive_requests_overtake_bulk(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
 ) -> None:
     with fake_service(fake_settings, instances="1", max_batch_size="2", queue_size="12") as (url, _):
 
         def ask(kind: str) -> int:
             return predict(url, command(), X_Priority=kind).status_code
 
-        blocker = senders.submit(predict, url, command(held=True), X_Priority="bulk")
-        wait_for((tmp_path / "gate.held").exists)
+        blocker = hold(senders, url, gate, X_Priority="bulk")
         bulk = [senders.submit(ask, "bulk") for _ in range(5)]
         wait_for(lambda: metric(url, "serving_queue_depth") == 5)
         assert predict(url, command(), X_Priority="bulk").status_code == 503
         interactive = [senders.submit(ask, "interactive") for _ in range(2)]
         wait_for(lambda: metric(url, "serving_queue_depth") == 7)
-        (tmp_path / "gate").touch()
+        gate.touch()
         assert blocker.result().status_code == 200
         assert {f.result() for f in (*bulk, *interactive)} == {200}
         assert metric(url, "serving_batch_size_sum") == 8
@@ -75,7 +71,7 @@ def test_what_waits_is_computed_together_and_a_queue_delay_waits_for_more(
 
 
 def test_requests_that_would_wait_too_long_are_refused_at_once(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
 ) -> None:
     """And none on a service that has just begun, although as many wait."""
     one = {"instances": "1", "max_batch_size": "1"}
@@ -86,12 +82,8 @@ def test_requests_that_would_wait_too_long_are_refused_at_once(
             answer = predict(url, command(), **headers)
             return "ok" if answer.status_code == 200 else str(answer.json()["code"])
 
-        gate = tmp_path / "gate"
         for expected in ("deadline_exceeded", "overloaded"):
-            gate.unlink(missing_ok=True)
-            gate.with_suffix(".held").unlink(missing_ok=True)
-            blocker = senders.submit(predict, url, command(held=True))
-            wait_for(gate.with_suffix(".held").exists)
+            blocker = hold(senders, url, gate)
             others = [senders.submit(ask) for _ in range(9)]
             wait_for(lambda: metric(url, "serving_queue_depth") == 9)
             assert ask(X_Request_Timeout_Ms="10") == expected
@@ -102,15 +94,11 @@ def test_requests_that_would_wait_too_long_are_refused_at_once(
 
 
 def test_a_wait_for_a_worker_to_start_is_not_expected_of_later_requests(
-    fake_settings: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor
+    fake_settings: dict[str, str], gate: Path, senders: ThreadPoolExecutor
 ) -> None:
-    gate, held = tmp_path / "gate", tmp_path / "gate.held"
     with fake_service(fake_settings, instances="1", max_wait_ms="50") as (url, server):
         for is_killed in (True, False):
-            gate.unlink(missing_ok=True)
-            held.unlink(missing_ok=True)
-            answers = [senders.submit(predict, url, command(held=True))]
-            wait_for(held.exists)
+            answers = [hold(senders, url, gate)]
             answers += [senders.submit(predict, url, command()) for _ in range(3)]
             wait_for(lambda: metric(url, "serving_queue_depth") == 3)
             if is_killed:  # its successor starts for longer than a request may wait

@@ -1,6 +1,5 @@
 """What is in service changes in every web process, or in none."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -12,13 +11,12 @@ import pytest
 import requests
 
 from tests import exports, graphs, servers
-from tests.e2e.services import WEB, WORKER, connect_to_each, fake_service, programs, switch
+from tests.e2e.services import WEB, WORKER, change, connect_to_each, fake_service, programs, switch
 from tests.fake.backend import command
 from tests.fake.model import write_model
 from tests.servers import metric, wait_for
 
 pytestmark = pytest.mark.slow
-KEY = {"Authorization": "Bearer chief"}
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
@@ -30,7 +28,9 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
     def describe(version: str, **changed: str) -> None:
         (place := folder / version).mkdir(exist_ok=True)
         shutil.copy(folder / "model.onnx", place)
-        files = {name: digest(folder / name) for name in (f"{version}/model.onnx", "tokenizer.json")}
+        files = {
+            name: graphs.digest(folder / name) for name in (f"{version}/model.onnx", "tokenizer.json")
+        }
         text = {"max_tokens": 64, "pad_token_id": 0}
         content = {"name": "tiny", "version": version, "task": "text-classification", "text": text}
         content |= {"labels": exports.LABELS, "files": files | changed}
@@ -54,11 +54,6 @@ def test_a_version_that_a_web_process_cannot_serve_leaves_the_one_before(
         assert requests.get(f"{url}/model", timeout=60).json()["version"] == "2"
 
 
-def digest(path: Path) -> str:
-    """The file's, as model.json has it."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def test_a_loaded_model_is_found_on_every_connection(
     fake_settings: dict[str, str], tmp_path: Path
 ) -> None:
@@ -68,8 +63,7 @@ def test_a_loaded_model_is_found_on_every_connection(
     with fake_service(fake_settings, **more) as (url, server), ExitStack() as held:
         connections = connect_to_each(url, programs(server, WEB), held)
         for name in ("other1", "other2"):
-            load = f"{url}/v2/repository/models/{name}/load"
-            assert requests.post(load, headers=KEY, timeout=60).status_code == 200
+            assert change(url, name, "load").status_code == 200
             for connection in connections:
                 connection.request("POST", f"/predict/{name}", command(class_index=3))
                 answer = connection.getresponse()
@@ -97,8 +91,7 @@ def test_an_unload_ends_although_a_dead_web_process_left_a_hanging_worker(
             web.kill()
         assert isinstance(held.exception(), requests.ConnectionError)
         wait_for(lambda: len(programs(server, WEB)) == 2 and not {*webs} & {*programs(server, WEB)})
-        unloaded = requests.post(f"{url}/v2/repository/models/other/unload", headers=KEY, timeout=60)
-        assert unloaded.status_code == 200
+        assert change(url, "other", "unload").status_code == 200
         assert len(programs(server, WORKER)) == 1
         wait_for(lambda: metric(url, "serving_free_slots") == 256)
 

@@ -14,7 +14,7 @@ from smallplates.client import Client, UnauthorizedError
 from smallplates.web.http.protocol import CONTINUE
 from tests import servers
 from tests.e2e.conftest import SharedService
-from tests.e2e.services import predict, raw_request, switch
+from tests.e2e.services import hold, predict, raw_request, switch
 from tests.fake.backend import command
 from tests.servers import metric, wait_for
 
@@ -68,8 +68,7 @@ def listens(url: str) -> bool:
 def test_a_deadline_holds_while_waiting_and_expired_work_is_not_computed(
     url: str, gate: Path, senders: ThreadPoolExecutor, shared: SharedService
 ) -> None:
-    first = senders.submit(predict, url, command(held=True))
-    wait_for(gate.with_suffix(".held").exists)
+    first = hold(senders, url, gate)
     late = predict(url, command(), X_Request_Timeout_Ms="100")
     assert late.status_code == 504
     assert late.json()["code"] == "deadline_exceeded"

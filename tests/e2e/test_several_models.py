@@ -15,7 +15,7 @@ import requests
 from smallplates.engine import topology
 from smallplates.settings import Settings
 from tests.e2e.conftest import obedient
-from tests.e2e.services import WORKER, fake_service, predict, programs
+from tests.e2e.services import WORKER, change, fake_service, predict, programs
 from tests.fake.backend import Failure, command
 from tests.fake.model import write_model
 from tests.servers import metric, value, wait_for
@@ -55,11 +55,6 @@ def workers_of_default() -> int:
 
 
 KEY = {"Authorization": "Bearer chief"}
-
-
-def change(url: str, name: str, what: str) -> requests.Response:
-    path = f"{url}/v2/repository/models/{name}/{what}"
-    return requests.post(path, headers=KEY, timeout=60)
 
 
 def states(url: str) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from tests.e2e.services import WORKER, fake_service, predict, programs
+from tests.e2e.services import WORKER, fake_service, hold, predict, programs
 from tests.fake.backend import command
 from tests.servers import wait_for
 
@@ -23,8 +23,7 @@ def test_a_second_sigterm_changes_nothing_and_a_sigint_ends_at_once(
 ) -> None:
     with fake_service(fake_settings) as (url, server):
         workers = programs(server, WORKER)
-        held = senders.submit(predict, url, command(held=True))
-        wait_for((tmp_path / "gate.held").exists)
+        held = hold(senders, url, tmp_path / "gate")
         for _ in range(2):
             server.terminate()
             wait_for(lambda: requests.get(f"{url}/health/ready", timeout=60).status_code == 503)

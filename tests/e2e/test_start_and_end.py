@@ -85,23 +85,30 @@ def test_what_a_class_raises_while_it_loads_is_one_sentence(
 
 
 @contextmanager
+def begun(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """`python -m ARGUMENTS` until the block ends."""
+    with subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=servers.ROOT,
+        env={**os.environ, **env, "SERVING_PORT": "0", "UI_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def starting(settings: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A service whose workers load until it ends."""
     (tmp_path / "loading").touch()
     scratch = tmp_path / "temporary"
     scratch.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-m", "smallplates.service", "tests.fake"],
-        cwd=servers.ROOT,
-        env={**os.environ, **settings, "SERVING_PORT": "0", "TMPDIR": str(scratch)},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            wait_for(lambda: (tmp_path / "loading.held").exists())
-            yield process
-        finally:
-            process.kill()
+    with begun("smallplates.service", "tests.fake", **settings, TMPDIR=str(scratch)) as process:
+        wait_for((tmp_path / "loading.held").exists)
+        yield process
 
 
 @pytest.mark.parametrize("web_processes", ["1", "2"])
@@ -136,24 +143,15 @@ sys.meta_path.insert(0, Hold())
 
 @contextmanager
 def importing(
-    settings: dict[str, str], tmp_path: Path, program: str, module: str, arguments: list[str]
+    settings: dict[str, str], tmp_path: Path, waiting: str, module: str, arguments: list[str]
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """`python -m ARGUMENTS`, and a folder of marks: the processes that wait while `program` imports."""
+    """`python -m ARGUMENTS`, and a folder of marks: the processes that wait while `waiting` imports."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "sitecustomize.py").write_text(HOLD)
     (marks := tmp_path / "marks").mkdir()
-    more = {"HOLD": f"{program} {module} {marks}", "PYTHONPATH": str(tmp_path / "path")}
-    with subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=servers.ROOT,
-        env={**os.environ, **settings, **more, "SERVING_PORT": "0", "UI_PORT": "0"},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield process, marks
-        finally:
-            process.kill()
+    more = {"HOLD": f"{waiting} {module} {marks}", "PYTHONPATH": str(tmp_path / "path")}
+    with begun(*arguments, **settings, **more) as process:
+        yield process, marks
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -184,19 +182,19 @@ def test_a_signal_while_it_imports_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("program", "then"),
+    ("waiting", "then"),
     [
         ("smallplates.web.process", psutil.STATUS_ZOMBIE),
         ("smallplates.worker.process", psutil.STATUS_SLEEPING),  # the supervisor ends it
     ],
 )
 def test_ctrl_c_while_its_children_import_ends_it(
-    fake_settings: dict[str, str], tmp_path: Path, program: str, then: str
+    fake_settings: dict[str, str], tmp_path: Path, waiting: str, then: str
 ) -> None:
     """A terminal sends the signal to all of them."""
     settings = {**fake_settings, "SERVING_WEB_PROCESSES": "2"}
     arguments = ["smallplates.service", "tests.fake"]
-    with importing(settings, tmp_path, program, "pydantic", arguments) as (process, marks):
+    with importing(settings, tmp_path, waiting, "pydantic", arguments) as (process, marks):
         wait_for(lambda: len(list(marks.iterdir())) == 2)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGSTOP)  # so that it ends none of them before they have heard it
@@ -221,7 +219,7 @@ def test_a_signal_while_a_version_loads_ends_it(
     ):
         (tmp_path / "loading").touch()
         switching = executor.submit(switch, url, "2")
-        wait_for(lambda: (tmp_path / "loading.held").exists())
+        wait_for((tmp_path / "loading.held").exists)
         assert predict(url, command(class_index=3)).json()["prediction"] == "3"
         children = server.children(recursive=True)
         server.terminate()

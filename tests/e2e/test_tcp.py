@@ -19,7 +19,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
-from tests.e2e.services import attempt, check_one_sentence, ended
+from tests.e2e.services import attempt, check_one_sentence, close, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
@@ -93,8 +93,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def held(shared: Service) -> Iterator[Service]:
     """The same, idle and with a closed gate."""
     wait_for(lambda: shared.metric("serving_free_slots") == 40)
-    for file in (shared.gate, shared.gate.with_suffix(".held")):
-        file.unlink(missing_ok=True)
+    close(shared.gate)
     yield replace(shared, before={name: shared.metric(name) for name in COUNTED})
     shared.gate.touch()
 
@@ -158,18 +157,6 @@ def test_answers_come_as_they_finish_with_their_ids(gate: Path) -> None:
 
 def receive(client: TcpClient) -> Callable[[object], Answer]:
     return lambda _: client.receive()
-
-
-def test_what_is_sent_byte_by_byte_is_understood(shared: Service) -> None:
-    with shared.raw() as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in frame(command(), 2**32 - 1, b'{"top_k": 2, "request_id": "r-1"}'):
-            connection.sendall(bytes([byte]))
-        header = connection.recv(frames.FRAME.size, socket.MSG_WAITALL)
-        length, number, status = frames.FRAME.unpack(header)
-        body = connection.recv(length - frames.AFTER_LENGTH, socket.MSG_WAITALL)
-    assert (number, status) == (2**32 - 1, 200)
-    assert b'"request_id":"r-1"' in body
 
 
 def test_a_failing_computation_is_a_500_that_tells_nothing(shared: Service) -> None:

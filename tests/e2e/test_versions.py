@@ -19,8 +19,9 @@ from tests.fake.model import CLASSES, write_model
 from tests.http_load import send_all
 from tests.servers import wait_for
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_versions_are_switched_without_a_failed_request(
     versions: dict[str, str], web_processes: str
@@ -59,7 +60,6 @@ def test_versions_are_switched_without_a_failed_request(
         wait_for(lambda: len(programs(server, WORKER)) == 2)
 
 
-@pytest.mark.slow
 def test_a_request_that_has_found_a_version_is_answered_by_it(versions: dict[str, str]) -> None:
     picture = command(class_index=3)
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n"
@@ -79,7 +79,6 @@ def test_a_request_that_has_found_a_version_is_answered_by_it(versions: dict[str
         assert switching.result().status_code == 200
 
 
-@pytest.mark.slow
 def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "fake"
     write_model(folder, "1", classes=3)
@@ -97,7 +96,6 @@ def test_a_version_may_have_more_labels(fake_settings: dict[str, str], tmp_path:
         assert len(client.predict(photo, top_k=5).content["top"]) == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("web_processes", ["1", "2"])
 def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
     versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, web_processes: str
@@ -115,7 +113,6 @@ def test_a_version_whose_workers_do_not_start_any_more_can_be_left(
         assert predict(url, command(class_index=4)).json()["prediction"] == "two-4"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kills", "status"), [(STARTS_IF_KILLED - 1, 200), (STARTS_IF_KILLED, 400)])
 def test_a_worker_that_is_killed_while_it_loads_is_started_again(
     versions: dict[str, str], tmp_path: Path, senders: ThreadPoolExecutor, kills: int, status: int

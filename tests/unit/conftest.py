@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
-from smallplates.worker import precision_check
+from smallplates.worker import choice, precision_check
 from tests.browser.page_app import page_app
 from tests.browser.stub_api import StubApi, stub_api
 
@@ -38,6 +38,13 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def pixels(model: Model) -> NDArray[np.uint8]:
     return precision_check.sample_images(model.description.pipeline.output_size)
+
+
+@pytest.fixture
+def any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that agrees is taken, however fast it and the reference are."""
+    monkeypatch.setattr(choice, "QUICK_MS", 0)
+    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
 
 
 @pytest.fixture

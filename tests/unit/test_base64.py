@@ -19,29 +19,18 @@ def test_both_alphabets_are_read(text: str) -> None:
     assert to_bytes(text.encode()) == b"\xfb\xff\xbf\xf0"
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["A", "AA", "AAAA=", "A-_", "AA=A", "====", "AA==AAAA", "AÄAA", "data:image/png,AAAA", "data:AAAA"],
-)
-def test_base64_refusals(text: str) -> None:
-    with pytest.raises(InvalidBase64Error):
-        from_base64(text)
-
-
 @pytest.mark.parametrize("text", ["https://example.com/a.jpg", "HTTP://example.com/AAAA"])
 def test_urls_are_not_fetched(text: str) -> None:
     with pytest.raises(InvalidBase64Error, match="URL"):
         from_base64(text)
 
 
-@pytest.mark.parametrize("text", ["A", "AA", "AAA", "AA=", "AAAA=", "A-_", "data:;base64,AA A\n"])
+PADDED_WRONGLY = ["A", "AA", "AAA", "AA=", "AAAA=", "A-_", "data:;base64,AA A\n"]
+OTHERS = ["AA*", "AA=A", "A.AA", "====", "AA==AAAA", "AÄAA", "data:image/png,AAAA", "data:AAAA"]
+
+
+@pytest.mark.parametrize("text", [*PADDED_WRONGLY, *OTHERS])
 def test_a_refusal_names_the_padding_if_that_is_wrong(text: str) -> None:
-    with pytest.raises(InvalidBase64Error, match="multiple of 4"):
-        from_base64(text)
-
-
-@pytest.mark.parametrize("text", ["AA*", "AA=A", "A.AA"])
-def test_a_refusal_does_not_name_the_padding_if_the_alphabet_is_wrong(text: str) -> None:
     with pytest.raises(InvalidBase64Error) as refusal:
         from_base64(text)
-    assert "multiple of 4" not in str(refusal.value)
+    assert ("multiple of 4" in str(refusal.value)) == (text in PADDED_WRONGLY)

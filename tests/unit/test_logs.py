@@ -14,6 +14,7 @@ import pytest
 from smallplates.logging import Sink, configure_logging, logger
 from smallplates.settings import Settings
 
+pytestmark = pytest.mark.usefixtures("root")
 LINE = b"x" * 199 + b"\n"
 
 
@@ -84,7 +85,6 @@ def test_fields_of_every_line(root: logging.Logger, capfd: pytest.CaptureFixture
     assert [line.get("model") for line in lines] == ["food11", "another", None]
 
 
-@pytest.mark.usefixtures("root")
 def test_a_path_that_is_not_utf_8_is_logged(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
     logger().warning("loading", folder=os.fsdecode(b"caf\xe9 \xc3\xa9"), load_s=1.5)
@@ -92,7 +92,6 @@ def test_a_path_that_is_not_utf_8_is_logged(capfd: pytest.CaptureFixture[str]) -
     assert (line["folder"], line["load_s"]) == ("caf? é", 1.5)
 
 
-@pytest.mark.usefixtures("root")
 def test_a_path_cannot_paint_on_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings(log_format="console"))
     logger().info("no such path", path="/\x1b[2J\x9b1A\0é", status=404)
@@ -104,7 +103,6 @@ def test_a_path_cannot_paint_on_a_terminal(capfd: pytest.CaptureFixture[str]) ->
     assert len(said.splitlines()) == 2
 
 
-@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("zone", ["UTC+200", "UTC-5"])
 def test_lines_for_people_have_the_local_time(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, zone: str
@@ -174,7 +172,6 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(("event", "fields", "line"), LINES)
 def test_lines_for_people(
     capfd: pytest.CaptureFixture[str], event: str, fields: dict[str, Any], line: str

@@ -6,43 +6,39 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from smallplates import __version__, extras
 from smallplates.cli import serve
 from smallplates.cli.commands import COMMANDS, Command, app
 from smallplates.settings import FOOD11, ROOT
 from tests.browser.stub_api import StubApi, error
+from tests.command_line import run
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_listed(name: str) -> None:
-    assert f"\n  {name} " in CliRunner().invoke(app, ["--help"]).output
+    assert f"\n  {name} " in run(app, "--help")
 
 
 def test_the_version_is_shown() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output == f"smallplates {__version__}\n"
+    assert run(app, "--version") == f"smallplates {__version__}\n"
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["export"], ["export", "onnx"], ["quantize"]])
 def test_help_has_a_short_option(command: list[str]) -> None:
-    told = [CliRunner().invoke(app, [*command, option]) for option in ("-h", "--help")]
-    assert [each.exit_code for each in told] == [0, 0]
-    assert told[0].output == told[1].output
+    assert run(app, *command, "-h") == run(app, *command, "--help")
 
 
 @pytest.mark.parametrize("command", [[], ["export"]])
 @pytest.mark.parametrize("model", ["org/name", str(FOOD11), str(FOOD11 / "1/model.onnx")])
 def test_a_model_in_place_of_a_command_is_one_sentence(command: list[str], model: str) -> None:
-    result = CliRunner().invoke(app, [*command, model])
     advised = f"serve {model}" if not command else "type torchvision"
-    assert (result.exit_code, advised in result.output) == (2, True)
+    assert advised in run(app, *command, model, code=2)
 
 
 @pytest.mark.parametrize("model", [FOOD11, FOOD11 / "1/model.onnx"])
 def test_a_model_without_a_class_is_not_checked(model: Path) -> None:
-    result = CliRunner().invoke(app, ["check", str(model)])
-    assert (result.exit_code, f"smallplates serve {model}" in result.output) == (1, True)
+    assert f"smallplates serve {model}" in run(app, "check", model, code=1)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +49,16 @@ def test_a_model_without_a_class_is_not_checked(model: Path) -> None:
     ],
 )
 def test_ask_refuses_what_it_cannot_send(options: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["ask", *options])
-    assert (result.exit_code, words in result.output) == (2, True)
+    assert words in run(app, "ask", *options, code=2)
 
 
 def test_quantize_says_that_it_made_no_file() -> None:
-    result = CliRunner().invoke(app, ["quantize", "nowhere", "--calibrate=nowhere"])
-    assert (result.exit_code, result.output[:21]) == (1, "no int8 file was made")
+    said = run(app, "quantize", "nowhere", "--calibrate=nowhere", code=1)
+    assert said.startswith("no int8 file was made")
 
 
 def test_ask_takes_any_number_of_inputs() -> None:
-    assert (
-        CliRunner()
-        .invoke(app, ["ask", "--help"])
-        .output.startswith("Usage: smallplates ask [OPTIONS] [INPUT]...\n")
-    )
+    assert run(app, "ask", "--help").startswith("Usage: smallplates ask [OPTIONS] [INPUT]...\n")
 
 
 @pytest.mark.parametrize(
@@ -83,16 +74,15 @@ def test_ask_names_the_option_that_may_be_missing(
     stub: StubApi, status: int, options: list[str], cure: str
 ) -> None:
     stub.usual = error(status, "refused")
-    result = CliRunner().invoke(app, ["ask", "--url", stub.url, "--text", "warm soup", *options])
-    assert result.exit_code == 1
-    assert f"({status} refused" in result.output
-    assert re.findall("--[a-z-]+", result.output) == [cure] * bool(cure)
+    said = run(app, "ask", "--url", stub.url, "--text", "warm soup", *options, code=1)
+    assert f"({status} refused" in said
+    assert re.findall("--[a-z-]+", said) == [cure] * bool(cure)
 
 
 def test_quantize_has_two_spellings() -> None:
-    told = [CliRunner().invoke(app, [name, "--help"]).output for name in ("quantize", "quantise")]
+    told = [run(app, name, "--help") for name in ("quantize", "quantise")]
     assert told[0].partition("\n")[2] == told[1].partition("\n")[2] != ""
-    assert "quantise" not in CliRunner().invoke(app, ["--help"]).output
+    assert "quantise" not in run(app, "--help")
 
 
 @pytest.mark.parametrize(
@@ -106,17 +96,15 @@ def test_a_package_is_brought_by_an_extra(module: str, extra: str | None) -> Non
 
 def test_a_backend_without_its_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda _: None)
-    result = CliRunner().invoke(app, ["serve", "--backend=pt"])
-    assert result.exit_code == 1
-    assert result.output == f"smallplates serve: this needs the extra pt: {extras.install('pt')}\n"
+    said = run(app, "serve", "--backend=pt", code=1)
+    assert said == f"smallplates serve: this needs the extra pt: {extras.install('pt')}\n"
 
 
 def test_a_file_that_cannot_be_used_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Command, "load", lambda _: lambda **_: tmp_path.read_text())
-    result = CliRunner().invoke(app, ["load"])
-    assert (result.exit_code, result.output) == (1, f"smallplates load: {tmp_path}: Is a directory\n")
+    assert run(app, "load", code=1) == f"smallplates load: {tmp_path}: Is a directory\n"
 
 
 @pytest.mark.parametrize(
@@ -141,4 +129,4 @@ def test_a_current_folder_that_has_been_removed(tmp_path: Path, monkeypatch: pyt
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert CliRunner().invoke(app, ["check", "--help"]).exit_code == 0
+    run(app, "check", "--help")

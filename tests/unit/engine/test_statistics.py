@@ -1,25 +1,18 @@
 """What the engine counts: every web process in rows of its own, all of them readable by each."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
 
-from smallplates.engine.memory import PER_BATCH_SIZE, TOTALS, Memory, SlotLayout
+from smallplates.engine.memory import PER_BATCH_SIZE, TOTALS, Memory
 from smallplates.engine.statistics import BatchTotals, Statistics, Timings, Totals
-from smallplates.tasks.image_classification import IMAGE, TENSOR, image_signatures
-
-LAYOUT = SlotLayout(
-    slots=4, web_processes=2, workers=1, max_batch=8, signatures=image_signatures((2, 2), 3)
-)
+from smallplates.tasks.image_classification import IMAGE, TENSOR
 
 
 @pytest.fixture
-def web_processes() -> Iterator[list[Statistics]]:
+def web_processes(memory: Memory) -> list[Statistics]:
     """Two web processes' views of one mapping."""
-    memory = Memory.create(LAYOUT)
-    yield [Statistics(memory, web) for web in range(2)]
-    memory.close()
+    return [Statistics(memory, web) for web in range(2)]
 
 
 def test_the_rows_have_room_for_the_fields() -> None:

@@ -179,20 +179,16 @@ def test_what_is_not_a_texts_class_is_judged_by_its_own_measure(tmp_path: Path, 
         exports.modules(folder, ("Pooling", {"pooling_mode_cls_token": True}), ("Dense", dense))
         tensors = {"linear.weight": np.eye(4, dtype=np.float32), "linear.bias": np.zeros(4, np.float32)}
         save_file(tensors, folder / "2_Dense" / "model.safetensors")
-        lines, said = (
-            ["warm\tbread", "soup", " "],
-            "the cosine of 2 texts with fp32 is 1.0000 on average",
-        )
+        lines = ["warm\tbread", "soup", " "]
+        said = "the cosine of 2 texts with fp32 is 1.0000 on average"
     elif task == "token-classification":
         folder = exports.tagged(tmp_path / "made", tokenizer, {})
         lines = ["warm soup\tno label", "bread"]
         said = "it names fp32's class for 100.0% of 7 tokens"
     else:
         folder = exports.ranked(tmp_path / "made", tokenizer, {})
-        lines, said = (
-            ["warm\tbread", "warm\tsoup", "alone"],
-            "the scores of 2 texts differ from fp32 by 0.0000",
-        )
+        lines = ["warm\tbread", "warm\tsoup", "alone"]
+        said = "the scores of 2 texts differ from fp32 by 0.0000"
     (texts := tmp_path / "texts.txt").write_text("\n".join(lines))
     assert f"{FILE}: fit; {said}" in export(folder, "--calibrate", texts)
     kept = Model.read(folder).verdict(FILE)

@@ -3,7 +3,6 @@ wrong.
 """
 
 import copy
-import hashlib
 import json
 import shutil
 import time
@@ -22,7 +21,6 @@ from torch import nn
 from torch.ao.quantization.quantize_fx import convert_fx
 from torch.fx import GraphModule
 from torchvision.models import VisionTransformer, get_model
-from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.gpu_graph import normalise
@@ -37,8 +35,8 @@ from smallplates.export.int8_verdict import Verdict, objection_to
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
-from tests import graphs
-from tests.graphs import node, tensors, value
+from tests import command_line, graphs
+from tests.graphs import digest, node, tensors, value
 from tests.unit.models.test_huggingface import images
 
 pytestmark = [
@@ -56,11 +54,17 @@ POOLED = [
 ]
 
 
-def run(*arguments: object) -> tuple[int, str]:
+def run(*arguments: object, code: int = 0) -> str:
+    """Returns what it says; it ends with this code."""
     app = export.app if arguments[0] in ("torchvision", "onnx") else export.quantise_app
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result.exit_code, result.output
+    return command_line.run(app, *arguments, code=code)
+
+
+def describe(exported: Path, **fields: Any) -> Model:
+    """The exported model with other fields of model.json."""
+    path = exported / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return Model.read(exported)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +90,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph, labels = folder / "colours.onnx", folder / "labels.txt"
     onnx.save(graphs.model(nodes, inputs, outputs, weights, opset=17, ir_version=9), graph)
     labels.write_text("\n".join(COLOURS))
-    code, said = run(
+    run(
         *("onnx", "--file", graph, "--labels", labels, "--out", folder / "colours"),
         *("--name", "colours", "--resize", f"{SIDE}x{SIDE}"),
     )
-    assert code == 0, said
     return folder
 
 
@@ -108,9 +111,7 @@ def exported(tmp_path: Path, made: Path) -> Path:
 def test_an_existing_folder_gets_an_int8_file_with_its_verdict(
     exported: Path, folder_of_photos: Path
 ) -> None:
-    code, said = run(exported, "--calibrate", folder_of_photos)
-    assert code == 0, said
-    assert "model_quantized.onnx: fit" in said
+    assert "model_quantized.onnx: fit" in run(exported, "--calibrate", folder_of_photos)
     model = Model.read(exported)
     verdict = Verdict.of(model.description.int8["1/model_quantized.onnx"])
     assert verdict.fit
@@ -140,8 +141,7 @@ def test_an_export_from_hugging_face_gets_it_beside_the_graph(
     preprocessor = {"size": {"height": SIDE, "width": SIDE}, "image_processor_type": "ViTImageProcessor"}
     save_file({}, tmp_path / "exported/model.safetensors")
     images(tmp_path / "exported", {"id2label": dict(enumerate(COLOURS))}, **preprocessor)
-    code, said = run(tmp_path / "exported", "--calibrate", folder_of_photos)
-    assert code == 0, said
+    run(tmp_path / "exported", "--calibrate", folder_of_photos)
     model = Model.read(tmp_path / "exported")
     assert model.file("model_quantized.onnx") == graph.with_name("model_quantized.onnx")
     kept = model.verdict("model_quantized.onnx")
@@ -157,12 +157,11 @@ def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_o
     torch.manual_seed(3)
     save_file(get_model("squeezenet1_1", num_classes=3).state_dict(), tmp_path / "w.safetensors")
     (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
-    code, said = run(
+    run(
         *("torchvision", "--weights", tmp_path / "w.safetensors", "--labels", tmp_path / "labels.txt"),
         *("--out", tmp_path / "mine", "--name", "mine", "--architecture", "squeezenet1_1"),
         *("--resize", "64x64", "--int8", "--calibrate", folder_of_photos),
     )
-    assert code == 0, said
     model = Model.read(tmp_path / "mine")
     images = photos.read(folder_of_photos, model, most=3).pixels
     for kind, make in (("model_quantized.onnx", OnnxBackend), ("model_quantized.pt", TorchBackend)):
@@ -181,16 +180,14 @@ def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_o
 def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
 ) -> None:
-    code, said = run(exported, "--calibrate", folder_of_photos, "--file", colour_graph)
-    assert code == 0, said
+    run(exported, "--calibrate", folder_of_photos, "--file", colour_graph)
     verdict = Verdict.of(Model.read(exported).description.int8["1/model_quantized.onnx"])
     assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
     graph = onnx.load(colour_graph)
     wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)
     graph.graph.initializer[0].CopyFrom(*tensors(weights=wrong))
     onnx.save(graph, tmp_path / "wrong.onnx")
-    code, said = run(exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx")
-    assert code == 0
+    said = run(exported, "--calibrate", folder_of_photos, "--file", tmp_path / "wrong.onnx")
     assert "model_quantized.onnx: NOT FIT; it names fp32's class for 0.0% of the photos" in said
     info = OnnxBackend().load(Model.read(exported), Settings(device="cpu"))
     assert info.precision == "fp32"
@@ -201,11 +198,10 @@ def test_new_weights_take_old_int8_files_away(
     exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
 ) -> None:
     run(exported, "--calibrate", folder_of_photos)
-    code, _ = run(
+    run(
         *("onnx", "--file", colour_graph, "--labels", tmp_path / "labels.txt", "--out", exported),
         *("--name", "colours", "--resize", f"{SIDE}x{SIDE}"),
     )
-    assert code == 0
     assert not Model.read(exported).has("model_quantized.onnx")
 
 
@@ -224,8 +220,7 @@ def test_photos_that_cannot_be_read_change_nothing(exported: Path, tmp_path: Pat
     elif source == "no zip":
         path.write_bytes(b"PK but no zip")
     before = contents(exported)
-    code, said = run(exported, "--calibrate", path)
-    assert code == 1
+    said = run(exported, "--calibrate", path, code=1)
     assert said.startswith("no int8 file was made: ")
     assert str(path) in said
     assert said.count("\n") == 1
@@ -240,9 +235,9 @@ def test_a_graph_that_the_quantiser_cannot_take_changes_nothing(
 
     monkeypatch.setattr(int8_onnx, "quantize_static", fail)
     before = contents(exported)
-    code, said = run(exported, "--calibrate", folder_of_photos)
+    said = run(exported, "--calibrate", folder_of_photos, code=1)
     reason = "no int8 file was made: ONNX Runtime cannot quantise the graph: no such node"
-    assert (code, said.splitlines()[-1]) == (1, reason)
+    assert said.splitlines()[-1] == reason
     assert contents(exported) == before
 
 
@@ -252,9 +247,7 @@ def test_a_graph_that_the_quantiser_cannot_take_changes_nothing(
 )
 def test_half_of_the_options_are_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
     options = ("--file", "f", "--labels", "l", "--out", tmp_path, "--name", "n", *arguments)
-    code, said = run("onnx", *options)
-    assert code == 2
-    assert words in " ".join(said.split())
+    assert words in " ".join(run("onnx", *options, code=2).split())
 
 
 def test_photos_of_a_zip_have_the_classes_of_their_folders(exported: Path, tmp_path: Path) -> None:
@@ -335,11 +328,9 @@ def test_layers_that_hurt_stay_in_fp32_if_there_is_time(seconds: int, fp32_nodes
 
 
 def test_missing_weights_for_pytorch_leave_onnx_runtimes(exported: Path, folder_of_photos: Path) -> None:
-    described = json.loads((exported / "model.json").read_text())
-    described |= {"architecture": "squeezenet1_1"}
-    described["files"]["1/model.safetensors"] = "0" * 64
-    (exported / "model.json").write_text(json.dumps(described))
-    verdicts = int8.add(Model.read(exported), Options(folder_of_photos))
+    files = {"1/model.onnx": digest(exported / "1/model.onnx"), "1/model.safetensors": "0" * 64}
+    model = describe(exported, architecture="squeezenet1_1", files=files)
+    verdicts = int8.add(model, Options(folder_of_photos))
     assert list(verdicts) == ["model_quantized.onnx"]
     assert (exported / "1/model_quantized.onnx").is_file()
 
@@ -349,20 +340,17 @@ def test_a_graph_with_its_weights_in_another_file(exported: Path, folder_of_phot
     onnx.save(
         onnx.load(graph), graph, save_as_external_data=True, location="model.onnx.data", size_threshold=0
     )
-    described = json.loads((exported / "model.json").read_text())
-    described["files"] = {"1/model.onnx": hashlib.sha256(graph.read_bytes()).hexdigest()}
-    (exported / "model.json").write_text(json.dumps(described))
-    verdict = int8.add(Model.read(exported), Options(folder_of_photos))["model_quantized.onnx"]
+    model = describe(exported, files={"1/model.onnx": digest(graph)})
+    verdict = int8.add(model, Options(folder_of_photos))["model_quantized.onnx"]
     size = graph.stat().st_size + graph.with_name("model.onnx.data").stat().st_size
     assert verdict.megabytes["fp32"] == round(size / 1e6, 1)
     assert (exported / "1/model_quantized.onnx").is_file()
 
 
 def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_photos: Path) -> None:
-    description = json.loads((exported / "model.json").read_text())
-    (exported / "model.json").write_text(json.dumps({**description, "files": {}}))
+    model = describe(exported, files={})
     with pytest.raises(ConfigurationError, match="the model colours has no file to quantise"):
-        int8.add(Model.read(exported), Options(folder_of_photos))
+        int8.add(model, Options(folder_of_photos))
 
 
 def clipped(kept: list[str] | None) -> tuple[GraphModule, torch.Tensor, torch.Tensor]:
@@ -425,10 +413,8 @@ def test_onnx_biases_make_up_for_rounded_weights(exported: Path, tmp_path: Path,
     graph.graph.node.extend(nodes)
     graph.graph.initializer.extend(tensors(**constants))
     onnx.save(graph, path)
-    description = json.loads((exported / "model.json").read_text())
-    description["files"] = {"1/model.onnx": hashlib.sha256(path.read_bytes()).hexdigest()}
-    (exported / "model.json").write_text(json.dumps(description))
-    model, out = Model.read(exported), tmp_path / "int8.onnx"
+    model = describe(exported, files={"1/model.onnx": digest(path)})
+    out = tmp_path / "int8.onnx"
     pixels = np.random.default_rng(0).integers(200, 256, (16, SIDE, SIDE, 3), np.uint8)
     quantiser = int8_onnx.Quantiser(model, pixels, out, tmp_path)
     photos = normalise(pixels, model.description.pipeline)

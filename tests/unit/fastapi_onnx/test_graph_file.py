@@ -1,6 +1,5 @@
 """ONNX graphs with their weights in files beside them, also links to them, as in the Hub's cache."""
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from fastapi_onnx.backend import OnnxBackend
 from smallplates.errors import ConfigurationError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
-from tests.graphs import model, node, tensors, value
+from tests.graphs import digest, model, node, tensors, value
 
 WEIGHTS = {
     "matrix": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -85,8 +84,9 @@ def test_a_graph_with_its_weights_inside(tmp_path: Path) -> None:
 
 def test_weights_in_another_file_are_compared_with_their_digest(split: Path) -> None:
     weights = split.with_name("weights.data")
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    description = ModelDescription(name="m", version="1", task="tensor", files={weights.name: digest})
+    description = ModelDescription(
+        name="m", version="1", task="tensor", files={weights.name: digest(weights)}
+    )
     graph_file.check_data(Model(split.parent, description), split)
     weights.write_bytes(bytes(weights.stat().st_size))
     graph_file.check_data(Model(split.parent, description.model_copy(update={"files": {}})), split)

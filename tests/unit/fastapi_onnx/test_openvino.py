@@ -2,10 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,13 @@ from fastapi_onnx.backend import OnnxBackend
 from fastapi_onnx.openvino_session import OPENVINO, OpenVinoSession
 from smallplates.engine.backend import BackendInfo
 from smallplates.errors import ConfigurationError
-from smallplates.models.comparison import probabilities, relative
+from smallplates.models.comparison import probabilities
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Array
 from smallplates.settings import ROOT, Settings
 from smallplates.system.cpus import bf16_objection
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import choice, precision_check
-from smallplates.worker.choice import Candidate, Infer
 from tests import graphs
 
 pytest.importorskip("openvino")
@@ -52,6 +50,11 @@ def computed(made: onnx.ModelProto, folder: Path, runtime: str, *inputs: Array) 
     assert info.backend.startswith(runtime)
     signature = backend.signature(model)
     return backend.infer(signature, inputs)
+
+
+def index_limits(made: onnx.ModelProto) -> dict[str, int]:
+    core = openvino_session.import_openvino().Core()
+    return openvino_session.index_limits(core.read_model(made.SerializeToString()))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +130,8 @@ def test_indices_and_lengths_that_it_does_not_check_are_left_to_onnx_runtime(
         [graphs.value("y", kind, None)],
         graphs.tensors(table=np.ones((4, 1), np.float32), one=1),
     )
-    core = openvino_session.import_openvino().Core()
     with pytest.raises(ValueError, match=f"does not check what {operation} is given, .* on i$"):
-        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+        index_limits(made)
 
 
 def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
@@ -153,6 +155,7 @@ def test_an_unchecked_index_is_refused_however_the_runtime_is_chosen(
         backend.infer(signature, [np.array([[10**6]])])
 
 
+@pytest.mark.usefixtures("any_speed")
 def test_numbers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +167,6 @@ def test_numbers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
         calls.append(True)
         return run(self, *arguments)
 
-    monkeypatch.setattr(choice, "QUICK_MS", 0)
-    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
     monkeypatch.setattr(OpenVinoSession, "run", recorded)
     made = graphs.model(
         [
@@ -212,16 +213,15 @@ def test_numbers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
 
 def test_arithmetic_in_8_bits_is_left_to_onnx_runtime() -> None:
     """OpenVINO says that 200 + 100 is 255, and 7 / 2 is 4."""
-    core = openvino_session.import_openvino().Core()
     nodes = [graphs.node("Unsqueeze", "x one", "wide"), graphs.node("Div", "wide two", "y")]
     weights = graphs.tensors(one=[1], two=np.uint8(2))
     inputs = [graphs.value("x", TensorProto.UINT8, ["N"])]
     made = graphs.model(nodes, inputs, [graphs.value("y", TensorProto.UINT8, ["N", 1])], weights)
     with pytest.raises(ValueError, match="saturates Divide in 8 bits, which depends on x"):
-        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+        index_limits(made)
     nodes = [graphs.node("Cast", "x", "f", to=TensorProto.FLOAT), graphs.node("Div", "f f", "y")]
     made = graphs.model(nodes, inputs, [graphs.value("y")])
-    assert openvino_session.index_limits(core.read_model(made.SerializeToString())) == {}
+    assert index_limits(made) == {}
 
 
 @pytest.mark.parametrize(
@@ -252,12 +252,11 @@ def test_integers_that_openvino_computes_otherwise_are_left_to_onnx_runtime(
         [graphs.value("y", kinds.get(nodes[-1].op_type, TensorProto.INT64), None)],
         graphs.tensors(million=10**6, hundred=100, half=np.float32(0.5), table=np.ones(9, np.float32)),
     )
-    read = openvino_session.import_openvino().Core().read_model(made.SerializeToString())
     if operation:
         with pytest.raises(ValueError, match=rf" {operation}\b.*, which depends on [ix]$"):
-            openvino_session.index_limits(read)
+            index_limits(made)
     else:
-        assert openvino_session.index_limits(read) == {}
+        assert index_limits(made) == {}
 
 
 def test_graphs_inside_of_a_graph_are_left_to_onnx_runtime() -> None:
@@ -279,24 +278,21 @@ def test_graphs_inside_of_a_graph_are_left_to_onnx_runtime() -> None:
         [graphs.value("y", axes=[1])],
         graphs.tensors(million=np.float32(10**6)),
     )
-    core = openvino_session.import_openvino().Core()
     with pytest.raises(ValueError, match="inside of If, which depends on x"):
-        openvino_session.index_limits(core.read_model(made.SerializeToString()))
+        index_limits(made)
 
 
 def test_weights_that_are_nan_are_left_to_onnx_runtime() -> None:
     """A broken network would answer zeros, also where nothing is compared."""
-    core = openvino_session.import_openvino().Core()
     for number, is_refused in ((np.nan, True), (-np.inf, False)):  # masks are infinite
         nodes = [graphs.node("Add", "x w", "z"), graphs.node("Relu", "z", "y")]
         weights = graphs.tensors(w=np.array([1, number], np.float32))
         made = graphs.model(nodes, [graphs.value("x")], [graphs.value("y")], weights)
-        read = core.read_model(made.SerializeToString())
         if is_refused:
             with pytest.raises(ValueError, match="w has NaN"):
-                openvino_session.index_limits(read)
+                index_limits(made)
         else:
-            assert openvino_session.index_limits(read) == {}
+            assert index_limits(made) == {}
 
 
 def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> None:
@@ -314,8 +310,7 @@ def test_positions_that_the_graph_finds_itself_are_not_the_clients_indices() -> 
         [graphs.value("y", axes=["k", 3])],
         graphs.tensors(table=np.ones((4, 3), np.float32), one=1),
     )
-    core = openvino_session.import_openvino().Core()
-    assert openvino_session.index_limits(core.read_model(made.SerializeToString())) == {"i": 4}
+    assert index_limits(made) == {"i": 4}
 
 
 def doubled(kind: int) -> onnx.ModelProto:
@@ -377,44 +372,6 @@ def test_texts_are_computed_in_bf16_where_that_is_faster(tmp_path: Path) -> None
         assert np.array_equal(backend.infer(signature, batch)[0], again.infer(signature, batch)[0])
 
 
-def refused(_: object) -> Infer:
-    """Fails as OpenVINO does for an operator it does not know."""
-    raise RuntimeError("OpenVINO does not support the following ONNX operations: Unheard")
-
-
-def killed(_: Sequence[Array]) -> list[Array]:
-    """Ends the process, as a library does that reads behind its memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    ("load", "reason"),
-    [
-        (refused, "it cannot be used: OpenVINO does not support"),
-        (lambda _: killed, "it cannot be used: its process ended with code -9"),
-    ],
-    ids=["unknown operator", "crash"],
-)
-def test_what_the_runtime_cannot_compute_is_left_to_the_reference(
-    tmp_path: Path, load: Callable[[object], Infer], reason: str
-) -> None:
-    def compute(inputs: Sequence[Array]) -> list[Array]:
-        end = sum(sum(range(300_000)) for _ in inputs)
-        return [np.full((len(inputs[0]), 2), min(end, 1), np.float32)]
-
-    reference, other = Candidate("a", "fp32"), Candidate("b", "fp32")
-    taken = choice.choose(
-        [reference, other],
-        Settings(),
-        tmp_path,
-        lambda candidate: compute if candidate == reference else load(candidate),
-        lambda: precision_check.Samples([np.zeros((8, 1), np.float32)], relative),
-    )
-    assert (taken.runtime, taken.precision) == ("a", "fp32")
-    assert reason in taken.reason
-
-
 def open_picture(folder: Path, **limits: int) -> Model:
     """Returns a convolution of pictures with open height and width, FP32 [N, 3, H, W] to [N, 8]."""
     weights = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
@@ -434,6 +391,7 @@ def open_picture(folder: Path, **limits: int) -> Model:
     return Model.read(graphs.saved(made, folder, "1"))
 
 
+@pytest.mark.usefixtures("any_speed")
 @pytest.mark.parametrize("wrong_width", [0, 2], ids=["right", "wrong where narrow"])
 def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_was_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_width: int
@@ -449,8 +407,6 @@ def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_w
         return [array * (1.3 if widths[-1] == wrong_width else 1) for array in outputs]
 
     monkeypatch.setattr(OpenVinoSession, "run", recorded)
-    monkeypatch.setattr(choice, "QUICK_MS", 0)
-    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
     monkeypatch.setattr(precision_check, "MAX_ELEMENTS", 3 * 64 * 64)  # the next are 256 and the limits
     model = open_picture(tmp_path, H=512, W=512)
     (tmp_path / "scratch").mkdir()
@@ -475,12 +431,11 @@ def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_w
     np.testing.assert_allclose(backend.infer(signature, inputs)[0], expected, rtol=1e-4)
 
 
+@pytest.mark.usefixtures("any_speed")
 def test_all_items_of_a_graph_in_which_they_depend_on_each_other_were_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """OpenVINO's Resize leaves its output unwritten where the first axis is not what it was."""
-    monkeypatch.setattr(choice, "QUICK_MS", 0)
-    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
     asymmetric = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     made = graphs.model(
         [onnx.helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **asymmetric)],

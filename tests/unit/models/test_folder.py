@@ -59,18 +59,6 @@ def test_models_may_be_named_by_their_digests(tmp_path: Path, monkeypatch: pytes
         configured_models(alone)
 
 
-def test_a_version_is_checked_by_its_own_file(tmp_path: Path) -> None:
-    (tmp_path / "2").mkdir()
-    write(write(tmp_path) / "2", version="2")
-    digests = {"1": f"tiny={digest_of(tmp_path)}", "2": f"tiny={digest_of(tmp_path / '2')}"}
-    for version, other in (("1", "2"), ("2", "1")):
-        model = Model.read(tmp_path, version)
-        for right in ([digests[version]], list(digests.values()), None):
-            model.check_digest(right)
-        with pytest.raises(ConfigurationError, match=f"does not list {digests[version]}"):
-            model.check_digest([digests[other]])
-
-
 def test_a_model_without_a_model_json_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").touch()
     places = (tmp_path, tmp_path / "net.onnx")

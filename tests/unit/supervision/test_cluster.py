@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from smallplates.engine.memory import UNKNOWN, EngineFds, SlotLayout
+from smallplates.engine.memory import UNKNOWN, EngineFds
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
@@ -29,13 +29,10 @@ from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import MAX_UNANSWERED, WebProcess
 from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from smallplates.system import cpus
-from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
+from tests.unit.engine.conftest import LAYOUT
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(
-    slots=2, web_processes=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9)
-)
 PLAN = EnginePlan("no:Backend", ())
 End = tuple[WebProcess, socket.socket]
 

@@ -5,19 +5,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from smallplates.engine.memory import EngineFds, SlotLayout
+from smallplates.engine.memory import EngineFds
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision import registry as engine_registry
 from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry
-from smallplates.tasks.image_classification import image_signatures
 from tests.reports import reported
+from tests.unit.engine.conftest import LAYOUT
 
 pytestmark = pytest.mark.anyio
-LAYOUT = SlotLayout(
-    slots=2, web_processes=2, workers=1, max_batch=1, signatures=image_signatures((8, 8), 9)
-)
 
 
 class Web:

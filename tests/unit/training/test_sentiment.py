@@ -12,7 +12,6 @@ from onnx import TensorProto
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, DistilBertForSequenceClassification
-from typer.testing import CliRunner
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.backend import OnnxBackend
@@ -21,6 +20,7 @@ from smallplates.cli import export
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
+from tests.command_line import run
 from training import evaluate, float8, loop, sentiment
 
 pytestmark = [
@@ -133,8 +133,7 @@ def test_int8_files_and_verdict_are_kept_in_model_json(folder: Path, tmp_path: P
     sentences = tmp_path / "dev.tsv"
     lines = [f"{text}\t{label}" for text, label in zip(TEXTS, LABELS.tolist(), strict=True)]
     sentences.write_text("\n".join(["sentence\tlabel", *lines]))
-    result = CliRunner().invoke(export.quantise_app, [str(folder), "--calibrate", str(sentences)])
-    assert result.exit_code == 0, result.output
+    run(export.quantise_app, folder, "--calibrate", sentences)
     model = Model.read(folder)
     verdict = model.verdict("model_quantized.onnx")
     assert verdict is not None

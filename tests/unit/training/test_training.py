@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.models import get_model
-from typer.testing import CliRunner
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
@@ -22,6 +21,7 @@ from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
+from tests.command_line import run
 from training import evaluate, food11, loop, mobilenet
 from training.calibration import fit_temperature
 
@@ -45,20 +45,14 @@ def labels(tmp_path: Path) -> Path:
     return path
 
 
-def export_with(*arguments: str) -> str:
-    """Runs the command line; returns what it said."""
-    result = CliRunner().invoke(export.app, list(arguments))
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_state_dict_becomes_a_model_for_both_backends(
     tmp_path: Path, weights: dict[str, torch.Tensor], labels: Path
 ) -> None:
     file, out = tmp_path / "mine.pt", tmp_path / "mine"
     torch.save({"state_dict": {f"module.{k}": v for k, v in weights.items()}}, file)
-    export_with(
+    run(
+        export.app,
         *("torchvision", "--weights", str(file), "--labels", str(labels), "--out", str(out)),
         *("--name", "mine", "--architecture", ARCHITECTURE, "--resize", "64x64"),
         *("--temperature", "2.0"),
@@ -80,7 +74,8 @@ def test_a_state_dict_becomes_a_model_for_both_backends(
     np.testing.assert_allclose(answers[0], expected, atol=0.02)
 
     renamed = tmp_path / "again"
-    export_with(
+    run(
+        export.app,
         *("onnx", "--file", str(out / "1" / "model.onnx"), "--labels", str(labels)),
         *("--out", str(renamed), "--name", "again", "--version", "2", "--resize", "64x64"),
     )
@@ -170,12 +165,8 @@ def test_what_cannot_be_exported_is_named(
         archive.write("mine.pt")
     arguments = {"--weights": "mine.pt", "--labels": "labels.txt", "--architecture": ARCHITECTURE}
     arguments |= {"--name": "mine", "--out": "out", "--resize": "64x64", **options}
-    result = CliRunner().invoke(
-        export.app, ["torchvision", *[argument for pair in arguments.items() for argument in pair]]
-    )
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    last = result.output.splitlines()[-1]
+    pairs = [argument for pair in arguments.items() for argument in pair]
+    last = run(export.app, "torchvision", *pairs, code=1).splitlines()[-1]
     assert last.startswith("nothing was exported: ")
     assert words in last
     assert not Path("out").exists()

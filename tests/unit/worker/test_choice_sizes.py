@@ -20,6 +20,7 @@ from smallplates.worker import choice, precision_check
 from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, measure
 from smallplates.worker.precision_check import NARROW, Samples, random_inputs
 
+pytestmark = pytest.mark.usefixtures("any_speed")
 OPEN = Signature(
     "open",
     (TensorSpec("x", "float32", (3, "height", "width")),),
@@ -29,13 +30,6 @@ OPEN = Signature(
 REFERENCE, GOOD = Candidate("a", "fp32"), Candidate("good", "fp32", max_difference=0.001)
 Change = Callable[[Array, Array], Array]
 """Makes other outputs [N, 2] of a batch's inputs and outputs."""
-
-
-@pytest.fixture(autouse=True)
-def _speed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes any candidate that agrees, however fast it and the reference are."""
-    monkeypatch.setattr(choice, "QUICK_MS", 0)
-    monkeypatch.setattr(choice, "MAX_TIME_RATIO", float("inf"))
 
 
 def computing(change: Change | None = None) -> Infer:

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,27 +11,17 @@ import numpy as np
 import pytest
 
 from smallplates.engine import gpu_monitor
-from smallplates.engine.memory import Memory, SlotLayout
+from smallplates.engine.memory import Memory
 from smallplates.errors import ConfigurationError
 from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
-from smallplates.tasks.image_classification import image_signatures
 from smallplates.web.metrics import Metrics
 from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError, translate_errors
 from tests.servers import wait_for
+from tests.unit.engine.conftest import IMAGES
 
-LAYOUT = SlotLayout(
-    slots=4, web_processes=1, workers=2, max_batch=8, signatures=image_signatures((2, 2), 3)
-)
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    mapping = Memory.create(LAYOUT)
-    yield mapping
-    mapping.close()
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)])
@@ -55,15 +45,15 @@ class Small:
     def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
         if len(inputs[0]) > self.fits:
             raise OutOfDeviceMemoryError("full")
-        return [np.zeros((len(inputs[0]), 3), np.float32)]
+        return [np.zeros((len(inputs[0]), 11), np.float32)]
 
 
 def test_sizes_that_do_not_fit_are_left_out_at_warm_up() -> None:
-    profile = warmup.measure(Small(4), LAYOUT.signatures[0], [8, 4, 2, 1])  # type: ignore[arg-type]
+    profile = warmup.measure(Small(4), IMAGES, [8, 4, 2, 1])  # type: ignore[arg-type]
     assert list(profile) == [1, 2, 4]
     assert warmup.choose_cap(Settings(max_batch_size=8), profile) == 4
     with pytest.raises(ConfigurationError, match="too small for one input: full"):
-        warmup.measure(Small(0), LAYOUT.signatures[0], [2, 1])  # type: ignore[arg-type]
+        warmup.measure(Small(0), IMAGES, [2, 1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

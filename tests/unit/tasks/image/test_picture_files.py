@@ -11,19 +11,13 @@ import pytest
 from PIL import Image
 
 from smallplates.errors import ImageTooLargeError, InvalidImageError
-from smallplates.models.description import ImagePipeline
 from smallplates.tasks.image import decode
 from smallplates.tasks.image.decode import ImageDecoder
 from tests import pictures
-from tests.pictures import jpeg_with, segment
+from tests.pictures import chunk, jpeg_with, segment
+from tests.unit.tasks.image.test_decode import LIMIT, SQUEEZED
 
-SQUEEZED = ImagePipeline(resize=(224, 224), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-DECODER = ImageDecoder(SQUEEZED, 50_000_000)
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    crc = zlib.crc32(kind + content)
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+DECODER = ImageDecoder(SQUEEZED, LIMIT)
 
 
 def png_with(content: bytes) -> bytes:

@@ -131,12 +131,8 @@ async def test_only_requests_after_the_beginning_of_a_drain_are_refused(
 
 
 async def test_a_client_that_leaves_while_its_body_is_decoded(model: MagicMock) -> None:
-    gate, begun, threads, client = (
-        threading.Event(),
-        threading.Event(),
-        ThreadPool(1),
-        Client(True, b"a"),
-    )
+    gate, begun = threading.Event(), threading.Event()
+    threads, client = ThreadPool(1), Client(True, b"a")
 
     def decode(_: bytes) -> Call:
         begun.set()

@@ -13,6 +13,7 @@ from smallplates.web.dialects import openai, rerank, tei
 from smallplates.web.http.request_context import RequestContext
 
 FULL, NO_KEY = errors.OverloadedError("the queue is full"), errors.UnauthorizedError("no key")
+LARGE = errors.PayloadTooLargeError("too large")
 
 
 @pytest.mark.parametrize(
@@ -28,31 +29,21 @@ FULL, NO_KEY = errors.OverloadedError("the queue is full"), errors.UnauthorizedE
             401,
             {"type": "invalid_request_error", "code": "invalid_api_key"},
         ),
+        (tei, "/embed", errors.DrainingError("x"), 503, {"error": "x", "error_type": "Unhealthy"}),
+        (tei, "/embed", NO_KEY, 401, {"error": NO_KEY.detail, "error_type": "Validation"}),
+        (tei, "/embed", LARGE, 413, {"error": LARGE.detail, "error_type": "Validation"}),
+        (tei, "/embed", errors.InternalError("x"), 500, {"error": "x", "error_type": "Backend"}),
+        (tei, "/embed", errors.DeadlineExceededError("x"), 504, {"error": "x", "error_type": "Backend"}),
     ],
 )
-def test_errors_of_a_full_or_locked_service(
+def test_errors_of_each_protocol(
     dialect: Any, path: str, error: errors.ServingError, status: int, content: dict[str, Any]
 ) -> None:
     response = dialect.DIALECT.error(error, RequestContext("an id", path=path))
     expected = {"error": {"message": error.detail, "param": None, **content}}
     body = json.loads(bytes(response.body))
     assert (response.status_code, body) == (status, expected if dialect is openai else content)
-    assert response.headers.get("Retry-After") == ("1" if error is FULL else None)
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (errors.DrainingError("x"), 503, "Unhealthy"),
-        (errors.UnauthorizedError("x"), 401, "Validation"),
-        (errors.PayloadTooLargeError("x"), 413, "Validation"),
-        (errors.InternalError("x"), 500, "Backend"),
-        (errors.DeadlineExceededError("x"), 504, "Backend"),
-    ],
-)
-def test_types_of_teis_errors(error: errors.ServingError, status: int, kind: str) -> None:
-    response = tei.error_response(error, RequestContext("an id"))
-    assert (response.status_code, json.loads(bytes(response.body))["error_type"]) == (status, kind)
+    assert response.headers.get("Retry-After") == ("1" if status in (429, 503) else None)
 
 
 def target(takes_json: bool = False, *names: str, signature: int | None = 0) -> Target[Any]:

@@ -17,7 +17,10 @@ from smallplates.web.grpc.calls import Calls
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.grpc.limits import MAX_UNANSWERED, MessageReadLimiter, Streams, parse
 from smallplates.web.metrics import Metrics
+from tests.servers import until
 from tests.unit.web.api.entries import tensors
+
+pytestmark = pytest.mark.anyio
 
 MB = 2**20
 
@@ -41,16 +44,9 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def settled(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 nobody sets an event
-            await asyncio.sleep(0)
-
-
 # calls
 
 
-@pytest.mark.anyio
 async def test_a_flood_that_never_ends_is_passed_by() -> None:
     reader = MessageReadLimiter(limits())
     reader.patience_s = 0.01
@@ -66,7 +62,6 @@ async def test_a_flood_that_never_ends_is_passed_by() -> None:
     assert (reader._free, reader._waiting, reader._patient) == (4, [], {})
 
 
-@pytest.mark.anyio
 async def test_where_nobody_waits_nobody_hurries() -> None:
     reader, gate = MessageReadLimiter(limits()), asyncio.Event()
     reader.patience_s = 0
@@ -82,7 +77,6 @@ async def test_where_nobody_waits_nobody_hurries() -> None:
     assert await asyncio.gather(*four) == [b"late"] * 4
 
 
-@pytest.mark.anyio
 async def test_a_call_without_a_message() -> None:
     async def nothing() -> object:
         return grpc.aio.EOF
@@ -113,7 +107,6 @@ class Client:
         self.received.append(answer)
 
 
-@pytest.mark.anyio
 async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     client, gates = Client(), [asyncio.Event() for _ in range(40)]
     began: list[int] = []
@@ -127,7 +120,7 @@ async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     for number in range(40):
         client.sent.put_nowait(str(number).encode())
     client.sent.put_nowait(None)
-    await settled(lambda: len(began) == MAX_UNANSWERED)
+    await until(lambda: len(began) == MAX_UNANSWERED)
     for gate in reversed(gates[1:]):
         gate.set()
     await turns(100)
@@ -138,7 +131,6 @@ async def test_answers_keep_their_order_and_few_are_under_way() -> None:
     assert [int(answer) for answer in client.received] == list(range(40))
 
 
-@pytest.mark.anyio
 async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     streams, gate = Streams(limits()), asyncio.Event()
 
@@ -149,13 +141,13 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     clients = [Client() for _ in range(6)]
     serving = [asyncio.ensure_future(streams.serve(client, answer)) for client in clients[:4]]
     clients[0].sent.put_nowait(b"busy")
-    await settled(lambda: len(streams._idle) == 3)
+    await until(lambda: len(streams._idle) == 3)
     serving.append(asyncio.ensure_future(streams.serve(clients[4], answer)))
     with pytest.raises(SlowBodyError, match="another stream needs its place"):
         await serving[1]
     for client in clients[2:5]:
         client.sent.put_nowait(b"busy")
-    await settled(lambda: not streams._idle)
+    await until(lambda: not streams._idle)
     with pytest.raises(OverloadedError):
         await streams.serve(clients[5], answer)
     gate.set()
@@ -166,14 +158,13 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_room() -> None:
     async def same(message: bytes) -> bytes:
         return message
 
     streams, clients = Streams(limits()), [Client() for _ in range(5)]
     serving = [asyncio.ensure_future(streams.serve(client, same)) for client in clients[:4]]
-    await settled(lambda: len(streams._idle) == 4)
+    await until(lambda: len(streams._idle) == 4)
     await turns(10)  # until all of them read
     serving.append(asyncio.ensure_future(streams.serve(clients[4], same)))
     clients[0].sent.put_nowait(b"message")  # is read after the first stream was told to end
@@ -186,7 +177,6 @@ async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_ro
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("reads", [True, False])
 async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     assert grpc_limits.IDLE_S > 60
@@ -203,7 +193,6 @@ async def test_nothing_waits_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bo
     assert (streams._open, streams._idle) == (0, {})
 
 
-@pytest.mark.anyio
 async def test_a_client_that_goes_away_cancels_its_requests() -> None:
     streams, client = Streams(limits()), Client()
     began: list[bytes] = []
@@ -220,7 +209,7 @@ async def test_a_client_that_goes_away_cancels_its_requests() -> None:
     serving = asyncio.ensure_future(streams.serve(client, answer))
     for message in (b"1", b"2"):
         client.sent.put_nowait(message)
-    await settled(lambda: len(began) == 2)
+    await until(lambda: len(began) == 2)
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving

@@ -7,7 +7,7 @@ import math
 import re
 import socket
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from smallplates.web.http.protocol import (
     Refusal,
     ResponseTransport,
 )
+from tests.servers import until
 
 pytestmark = pytest.mark.anyio
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -111,12 +112,6 @@ class Client:
 
     async def rest(self) -> bytes:
         return await self.reader.read()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

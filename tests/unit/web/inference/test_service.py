@@ -1,7 +1,6 @@
 """What a web process does when the registry tells it of an engine, and which models may be loaded."""
 
 import asyncio
-import hashlib
 import threading
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
@@ -15,6 +14,7 @@ from smallplates.supervision.registry import EngineHandle, EnginePlan, Registry
 from smallplates.web.inference import service as inference_service
 from smallplates.web.inference.service import InferenceService
 from tests.fake.model import write_model
+from tests.graphs import digest
 from tests.reports import reported
 
 pytestmark = pytest.mark.anyio
@@ -124,12 +124,9 @@ async def test_what_sha256_does_not_list_is_not_loaded_later(tmp_path: Path) -> 
     for name in ("known", "unknown"):
         write_model(store / name, "1", title=name, aliases={})
 
-    def digest(folder: Path) -> str:
-        return hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()
-
     listed = {"fake": first, "known": store / "known", "other": store / "unknown"}
-    digests = [f"{name}={digest(folder)}" for name, folder in listed.items()]
-    digests.append(f"fake={digest(first / '2')}")
+    digests = [f"{name}={digest(folder / 'model.json')}" for name, folder in listed.items()]
+    digests.append(f"fake={digest(first / '2/model.json')}")
     settings = Settings(model_dir=first, model_store=store, model_sha256=digests)
 
     engines = Engines(settings, configured_models(settings))

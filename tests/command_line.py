@@ -1,0 +1,11 @@
+"""Runs the project's commands in this process."""
+
+import typer
+from typer.testing import CliRunner
+
+
+def run(app: typer.Typer, *arguments: object, code: int = 0) -> str:
+    """What a command says; it ends with this code."""
+    result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
