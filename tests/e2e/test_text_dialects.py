@@ -357,7 +357,8 @@ def test_rerank_as_voyage(url: str, form: Json, texts: Json) -> None:
     content = {"query": QUERY, "documents": DOCUMENTS, "model": "judge", "return_documents": texts}
     found = answer(f"{url}/v1/rerank", {**content, **form})
     order = ORDER[: form.get("top_k")]
-    assert (found["object"], found["usage"]["total_tokens"] > 0) == ("list", True)
+    assert found["usage"]["total_tokens"] > 0
+    assert "object" not in found  # Infinity's client refuses others than its own
     scores = [each["relevance_score"] for each in found["results"]]
     expected = [{"index": i, "relevance_score": s} for i, s in zip(order, scores, strict=True)]
     if texts:

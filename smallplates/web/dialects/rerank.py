@@ -114,7 +114,8 @@ def rerank_response(
 ) -> Response:
     """Returns the documents' scores, best first, and with them the `texts` if there are any.
 
-    Voyage's clients find them in `data`, with texts as they are. Their requests may look like Jina's.
+    Voyage's clients find them in `data`, with texts as they are. They don't need `object`, which
+    Infinity's client refuses.
     """
     results: list[dict[str, Any]] = [
         {"index": each["index"], "relevance_score": each["score"]} for each in answer.candidates[0]
@@ -126,8 +127,7 @@ def rerank_response(
     if texts:
         data = [{**each, "document": texts[each["index"]]} for each in results]
         content["results"] = [{**each, "document": {"text": each["document"]}} for each in data]
-    content |= {"object": "list", "data": data, "model": entry.name, "usage": openai.usage(answer)}
-    return json_response(content)
+    return json_response({**content, "data": data, "model": entry.name, "usage": openai.usage(answer)})
 
 
 def ranking(_: CatalogEntry, asked: RankingRequest, size: int) -> Call:
