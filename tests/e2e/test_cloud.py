@@ -86,8 +86,9 @@ def test_any_content_type(texts: str, path: str, kind: str) -> None:
 def test_instances_of_texts(texts: str) -> None:
     several = answer(f"{texts}/predict?top_k=2", {"text": TEXTS})
     rows = [TEXTS[0], {"text": TEXTS[1]}]
-    found = answer(texts + PREDICT, {"instances": rows, "parameters": {"top_k": 2}})
-    assert found == {"predictions": several}
+    for top_k in (2, 2.0):  # Vertex AI's clients have only floats
+        found = answer(texts + PREDICT, {"instances": rows, "parameters": {"top_k": top_k}})
+        assert found == {"predictions": several}
     assert answer(texts + PREDICT, {"instances": TEXTS, "parameters": None})["predictions"]
     pair = {"text": TEXT, "text_pair": "dull"}
     same = answer(texts + PREDICT, {"instances": [TEXT], "parameters": {"text_pair": "dull"}})
@@ -148,8 +149,9 @@ def test_a_python_class(own: str) -> None:
         ({"instances": [{"text": TEXTS}]}, 422, "several instances"),
         ({"instances": [TEXTS]}, 422, "several instances"),
         ({"instances": [{}]}, 422, "text"),
-        ({"instances": [TEXT], "parameters": {"tok_p": 3}}, 422, "top_k"),
+        ({"instances": [TEXT], "parameters": {"topk": 3}}, 422, "top_k"),
         ({"instances": [TEXT], "parameters": {"top_k": 9}}, 422, "from 1 to 3"),
+        ({"instances": [TEXT], "parameters": {"top_k": 1.5}}, 422, "top_k"),
         ({"instances": [TEXT], "parameters": []}, 422, "parameters"),
         ({"instances": [{"text": TEXT, "top_k": 1}, TEXT]}, 422, "in parameters"),
         ({"instances": [0] * 300_000}, 422, "elements"),

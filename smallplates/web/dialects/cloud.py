@@ -7,6 +7,7 @@ AIP_HEALTH_ROUTE.
 """
 
 import os
+import re
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.inference.served_model import Input, check_count
 
 KINDS = tei.ANY | huggingface.KINDS
+WHOLE = re.compile(rb"(-?\d+)\.0+")
 Raw = msgspec.Raw | msgspec.UnsetType
 
 
@@ -105,10 +107,17 @@ def fields_of(task: Task, parameters: dict[str, msgspec.Raw], instance: msgspec.
         raise InvalidRequestError("with parameters, instances must be objects")
     else:
         return fields_from_json(task, bytes(instance))
-    fields = fields_from_json(task, msgspec.json.encode({**parameters, **values}), native=True)
+    given = {name: whole(value) for name, value in {**parameters, **values}.items()}
+    fields = fields_from_json(task, msgspec.json.encode(given), native=True)
     if rows_of(task, fields, len(instance)) is not None:
         raise InvalidRequestError("send several instances instead of a list in one")
     return fields
+
+
+def whole(value: msgspec.Raw) -> msgspec.Raw:
+    """Returns 2.0 as 2, and other values as they are: clients of Vertex AI have only floats."""
+    found = WHOLE.fullmatch(memoryview(value))
+    return msgspec.Raw(found[1]) if found else value
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
