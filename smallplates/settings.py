@@ -31,7 +31,7 @@ ROOT = PACKAGE.parent
 FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
-Protocol = Literal["v2", "tfserving", "torchserve", "openai", "huggingface", "tei", "rerank"]
+Protocol = Literal["v2", "tfserving", "torchserve", "openai", "huggingface", "cloud", "tei", "rerank"]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -259,8 +259,13 @@ class Settings(BaseSettings):
     `http://127.0.0.1:4318`. If unset, there are no traces. Needs the extra `otel`."""
 
     def __init__(self, **values: Any) -> None:
-        """Also reads the files of `secrets_dir`, for what neither `values` nor the environment set."""
+        """Also reads the files of `secrets_dir`, for what neither `values` nor the environment set.
+
+        Vertex AI names the port in AIP_HTTP_PORT.
+        """
         environment = {name.upper(): value for name, value in os.environ.items()}
+        if "AIP_HTTP_PORT" in environment and "SERVING_PORT" not in environment:
+            values.setdefault("port", environment["AIP_HTTP_PORT"])
         folder = environment.get("SERVING_SECRETS_DIR")
         super().__init__(_secrets_dir=folder if folder and Path(folder).is_dir() else None, **values)
 

@@ -17,7 +17,7 @@ def running(folder: Path, models: str = "words,judge,feelings", **more: str) -> 
     exports.each(folder, "feelings", "questions", "words", "judge", "dishes", "topics")
     pooling = ("Pooling", {"pooling_mode_mean_tokens": True})
     words = exports.modules(folder / "words", pooling, ("Normalize", {}))
-    prompts = {"prompts": {"query": "warm ", "document": "table "}}
+    prompts = {"prompts": {"query": "warm ", "document": "table ", "recipes": "cold "}}
     (words / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     (folder / "food11").symlink_to(servers.ROOT / "models" / "food11")
     settings = {

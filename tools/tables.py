@@ -76,6 +76,7 @@ PROTOCOLS = {
     "tcp": ("[TCP](tcp.md)", ("requests",)),
     "openai": ("[OpenAI](embedding-protocols.md#openai)", ("requests",)),
     "huggingface": ("[Hugging Face](embedding-protocols.md#hugging-face)", ("requests",)),
+    "cloud": ("[SageMaker and Vertex AI](sagemaker-and-vertex.md)", ("requests", "tensors")),
     "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
     "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
 }
@@ -272,6 +273,8 @@ def protocols_table() -> str:
     def ways_in(name: str, task: str) -> tuple[str, ...]:
         if task not in ONLY.get(name, ways):
             return ()
+        if name == "cloud":  # each model has only the first way
+            return tuple(way for way in ways[task] if way)[:1]
         return ways[task][task in texts and name == "tfserving" :]
 
     rows = [

@@ -27,7 +27,16 @@ from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.head_check import refusal
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.dialects import huggingface, native, openai, rerank, tei, tfserving, torchserve
+from smallplates.web.dialects import (
+    cloud,
+    huggingface,
+    native,
+    openai,
+    rerank,
+    tei,
+    tfserving,
+    torchserve,
+)
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
 from smallplates.web.dialects.v2 import http as v2
@@ -45,6 +54,7 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "torchserve": torchserve.DIALECT,
     "openai": openai.DIALECT,
     "huggingface": huggingface.DIALECT,
+    "cloud": cloud.DIALECT,  # before TEI, whose bodies it answers at /invocations
     "tei": tei.DIALECT,
     "rerank": rerank.DIALECT,
 }

@@ -4,12 +4,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry
 from smallplates.web.inference.served_model import Input
 
-Texts = str | list[str | int | list[int]]
-"""A text or several, each also as token ids."""
+
+class Document(msgspec.Struct):
+    """A text as an object."""
+
+    text: str
+
+
+Texts = str | list[str | int | list[int] | Document]
+"""A text or several, each also as token ids, or in a list as an object."""
 
 REFUSAL = (
     "send texts, not token ids: those of another tokeniser, such as OpenAI's, mean other words here. "
@@ -29,7 +38,8 @@ def texts_of(texts: Texts, entry: CatalogEntry, most: int) -> list[str]:
     Raises InvalidRequestError.
     """
     is_single = isinstance(texts, str) or (bool(texts) and isinstance(texts[0], int))
-    values: list[Any] = [texts] if is_single else list(texts)
+    given: list[Any] = [texts] if is_single else list(texts)
+    values = [value.text if isinstance(value, Document) else value for value in given]
     if not 1 <= len(values) <= most:
         raise InvalidRequestError(f"send 1 to {most} texts, not {len(values)}")
     if all(isinstance(value, str) for value in values):

@@ -19,7 +19,7 @@ from smallplates.models.task_kinds import (
 )
 from smallplates.tasks.base import Candidate, Fields
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
-from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.dialect import BodyKind, Dialect, Finder, Routes
 from smallplates.web.api.fields import TOP_K, fields_from_json
 from smallplates.web.api.pipeline import JSON_OBJECT, OBJECT, Call, Pipeline, Target, call_of
 from smallplates.web.api.texts import Texts
@@ -131,8 +131,8 @@ KINDS = {
 }
 
 
-def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
-    """Adds all paths."""
+def finder(routes: Routes, catalog: ModelCatalog) -> Finder:
+    """Returns what finds the model for a body: by its path, by its name in JSON, or by the task."""
     tei_body = routes.finder({**tei.ANY, EMBEDDING: KINDS[EMBEDDING]})
     own_body = routes.finder(KINDS)
 
@@ -155,6 +155,12 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
         except WrongTaskError:
             return own_body(body, model)
 
+    return find
+
+
+def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
+    """Adds all paths."""
+    find = finder(routes, catalog)
     routes.by_body("/", "Call a model", tei.ANY | KINDS, find=find)
     routes.by_body("/models/{model}", "Call a model by its name", KINDS, find=find)
     routes.by_body("/predict/{model}", "Call a model by its name", KINDS, field="inputs")

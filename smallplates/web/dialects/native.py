@@ -17,7 +17,7 @@ from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
 from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
 from smallplates.web.http.body import json_response
-from smallplates.web.inference.served_model import ServedModel
+from smallplates.web.inference.served_model import Answer, ServedModel
 
 
 class HealthResponse(BaseModel):
@@ -172,9 +172,13 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         call, answer = await pipeline.http(request, target)
         if call.respond:
             return call.respond(answer, request.scope["context"])
-        with_top = call.top_k is not None
-        answers = [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
-        return json_response(call.one_or_all(answers))
+        return json_response(call.one_or_all(answers(call, answer)))
+
+
+def answers(call: Call, answer: Answer) -> list[Any]:
+    """Returns the answer of each input."""
+    with_top = call.top_k is not None
+    return [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
 
 
 def decode(model: ServedModel, request: Request, body: bytes) -> Call:

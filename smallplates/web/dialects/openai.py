@@ -37,10 +37,11 @@ CODES = {
 }
 QUERY, PASSAGE = ("query",), ("passage", "document")
 PROMPTS = {
-    **dict.fromkeys(("query", "search_query"), QUERY),
-    **dict.fromkeys(("passage", "document", "search_document"), PASSAGE),
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), QUERY),
+    **dict.fromkeys(("passage", "document", "search_document", "retrieval.passage"), PASSAGE),
 }
-"""`input_type` -> the prompts that it stands for; a model without them has one form for all texts."""
+"""`input_type` or `task` -> the prompts that it stands for besides the one of its own name; a model
+without them has one form for all texts."""
 
 CUTS: dict[Any, dict[str, Any]] = {
     False: {"truncate": False},
@@ -53,28 +54,41 @@ CUTS: dict[Any, dict[str, Any]] = {
 
 
 class OpenAIError(BaseModel):
-    """What went wrong: `message`, `type`, `param` and `code`."""
+    """What went wrong: `message`, `type`, `param` and `code`; Jina's clients read the `detail`."""
 
     error: dict[str, str | None]
+    detail: str
 
 
 class EmbeddingsRequest(msgspec.Struct):
     """The body of a call.
 
     vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`, Voyage and Mistral have
-    `output_...`, Voyage has `truncation`, and Jina has `embedding_type`.
+    `output_...`, Voyage has `truncation`, and Jina has `task`, `late_chunking` and `embedding_type`,
+    which LlamaIndex calls `encoding_type`.
     """
 
     input: Texts
     dimensions: int | None = None
     output_dimension: int | None = None
-    output_dtype: Literal["float"] | None = None
-    embedding_type: Literal["float"] | None = None
+    output_dtype: str | None = None
+    embedding_type: str | list[str] | None = None
+    encoding_type: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     truncate_prompt_tokens: int | None = None
     truncate: bool | Literal["NONE", "START", "END"] | None = None
     truncation: bool | None = None
     input_type: str | None = None
+    task: str | None = None
+    late_chunking: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which msgspec reports, for vectors that a client would misread."""
+        for name in ("output_dtype", "embedding_type", "encoding_type"):
+            if getattr(self, name) not in (None, "float", ["float"]):
+                raise ValueError(f"vectors are floats: leave out {name}, or send float")
+        if self.late_chunking:
+            raise ValueError("every text has a vector of its own: leave out late_chunking")
 
 
 class ClassifyRequest(msgspec.Struct):
@@ -85,12 +99,12 @@ class ClassifyRequest(msgspec.Struct):
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": {"message", "type", "param", "code"}}`."""
+    """Returns `{"error": {"message", "type", "param", "code"}, "detail"}`."""
     status = 400 if isinstance(error, TextTooLongError) or error.status == 422 else error.status
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = CODES.get(error.code, error.code)
     content = {"message": error.detail, "type": kind, "param": None, "code": code}
-    return json_response({"error": content}, status, error.headers)
+    return json_response({"error": content, "detail": error.detail}, status, error.headers)
 
 
 def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
@@ -98,7 +112,8 @@ def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     task: Any = entry.model.task
     dimensions = asked.output_dimension if asked.dimensions is None else asked.dimensions
     form = {"normalize": True, "dimensions": dimensions or None, **cut_of(asked, task.max_tokens)}
-    names = (name for name in PROMPTS.get(asked.input_type or "", ()) if name in task.prompts)
+    kind = asked.input_type or asked.task or ""
+    names = (name for name in (kind, *PROMPTS.get(kind, ())) if name in task.prompts)
     form["prompt_name"] = next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
     return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))

@@ -17,7 +17,7 @@ from smallplates.models.task_kinds import EMBEDDING, RANKING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import input_of
+from smallplates.web.api.texts import Document, input_of
 from smallplates.web.dialects import openai
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
@@ -26,12 +26,6 @@ from smallplates.web.inference.served_model import Answer
 COHERE, EMBED = "/v2/rerank", ("/v1/embed", "/v2/embed")
 VERSION = {"api_version": {"version": "2"}}
 QUERY, TEXTS = "Is the soup good?", ["The soup was wonderful.", "The table was cold."]
-
-
-class Document(msgspec.Struct):
-    """A text as an object."""
-
-    text: str
 
 
 class Scores(msgspec.Struct, kw_only=True):
@@ -48,13 +42,13 @@ class Scores(msgspec.Struct, kw_only=True):
 
 
 class RerankRequest(Scores):
-    """The body of `/rerank`; `top_k` and `truncation`, even null, are Voyage's."""
+    """The body of `/rerank`; `top_k` and `truncation` are Voyage's."""
 
     query: str
     documents: list[str | Document]
     top_n: int | None = None
-    top_k: int | msgspec.UnsetType | None = msgspec.UNSET
-    truncation: bool | msgspec.UnsetType | None = msgspec.UNSET
+    top_k: int | None = None
+    truncation: bool | None = None
     return_documents: bool | None = None
 
 
@@ -93,7 +87,7 @@ class ScoreRequest(Scores):
 
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
-    """Returns `{"error": {...}}` as vLLM does, and Cohere's `{"id", "message"}` on its paths."""
+    """Returns OpenAI's `{"error": {...}, "detail"}`, and Cohere's `{"id", "message"}` on its paths."""
     response = openai.error_response(error, context)
     if context.path in (COHERE, *EMBED):
         content = {"id": context.request_id, "message": error.detail}
@@ -103,7 +97,6 @@ def error_response(error: ServingError, context: RequestContext) -> Response:
 
 def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
     """Returns the call for a query and documents. Raises RequestError."""
-    is_voyage = {asked.top_k, asked.truncation} != {msgspec.UNSET}
     counts = {each for each in (asked.top_n, asked.top_k) if isinstance(each, int)}
     if len(counts) > 1 or min(counts, default=0) < 0:
         given = " and ".join(map(str, sorted(counts)))
@@ -112,29 +105,29 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
     cut = asked.truncation is not False
     query = input_of(size, query=asked.query, texts=texts, truncate=cut, raw_scores=asked.is_raw)
     kept = texts if asked.return_documents else []
-    respond = partial(rerank_response, entry, kept, is_voyage)
+    respond = partial(rerank_response, entry, kept)
     return Call([query], top_k=max(counts, default=0) or None, respond=respond)
 
 
 def rerank_response(
-    entry: CatalogEntry, texts: list[str], is_voyage: bool, answer: Answer, context: RequestContext
+    entry: CatalogEntry, texts: list[str], answer: Answer, context: RequestContext
 ) -> Response:
     """Returns the documents' scores, best first, and with them the `texts` if there are any.
 
-    Voyage's clients find them in `data`, with texts as they are.
+    Voyage's clients find them in `data`, with texts as they are. They don't need `object`, which
+    Infinity's client refuses.
     """
     results: list[dict[str, Any]] = [
         {"index": each["index"], "relevance_score": each["score"]} for each in answer.candidates[0]
     ]
-    content = {"id": context.request_id, "results": results}
+    content: dict[str, Any] = {"id": context.request_id, "results": results}
     if context.path == COHERE:
         return json_response({**content, "meta": {**VERSION, "billed_units": {"search_units": 1}}})
-    if is_voyage:
-        data = [{**each, "document": texts[each["index"]]} for each in results] if texts else results
-        content |= {"object": "list", "data": [*data]}
-    for result in results if texts else ():
-        result["document"] = {"text": texts[result["index"]]}
-    return json_response({**content, "model": entry.name, "usage": openai.usage(answer)})
+    data = results
+    if texts:
+        data = [{**each, "document": texts[each["index"]]} for each in results]
+        content["results"] = [{**each, "document": {"text": each["document"]}} for each in data]
+    return json_response({**content, "data": data, "model": entry.name, "usage": openai.usage(answer)})
 
 
 def ranking(_: CatalogEntry, asked: RankingRequest, size: int) -> Call:

@@ -94,11 +94,12 @@ class SimilarityRequest(msgspec.Struct):
 
 
 class RerankRequest(Form):
-    """The body of `/rerank`."""
+    """The body of `/rerank`; `top_n` is not TEI's, but Elasticsearch and LiteLLM send it."""
 
     query: str
     texts: list[str]
     return_text: bool | None = None
+    top_n: int | None = None
 
 
 class PredictRequest(Form):
@@ -173,7 +174,7 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
         return reply(entry, [asked.query, *texts], ranks, answer)
 
     query = input_of(size, query=asked.query, texts=texts, **asked.fields)
-    return Call([query], respond=respond)
+    return Call([query], top_k=max(asked.top_n or 0, 0) or None, respond=respond)
 
 
 def predict(entry: CatalogEntry, asked: PredictRequest, size: int) -> Call:

@@ -40,7 +40,7 @@ def test_errors_of_each_protocol(
     dialect: Any, path: str, error: errors.ServingError, status: int, content: dict[str, Any]
 ) -> None:
     response = dialect.DIALECT.error(error, RequestContext("an id", path=path))
-    expected = {"error": {"message": error.detail, "param": None, **content}}
+    expected = {"error": {"message": error.detail, "param": None, **content}, "detail": error.detail}
     body = json.loads(bytes(response.body))
     assert (response.status_code, body) == (status, expected if dialect is openai else content)
     assert response.headers.get("Retry-After") == ("1" if status in (429, 503) else None)
