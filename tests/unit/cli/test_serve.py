@@ -203,7 +203,7 @@ def test_every_setting_has_an_option() -> None:
             assert f"--{prefix}{field.replace('_', '-')}" in help_all
     assert "--queue-size N" in help_all
     assert "--device auto|cpu|cuda" in help_all
-    assert "--protocols v2|tfserving|torchserve|openai|huggingface|tei|rerank,..." in help_all
+    assert "--protocols v2|tfserving|torchserve|openai|huggingface|cloud|tei|rerank,..." in help_all
 
 
 def test_help_is_short() -> None:
