@@ -25,14 +25,16 @@ def fields(**named: str) -> bytes:
     for name, value in named.items():
         key = name.encode().replace(b"_", b":", 1) if name.startswith("_") else name.encode()
         key = key.replace(b"_", b"-")
-        block += b"\0" + bytes((len(key),)) + key + bytes((len(value),)) + value.encode()
+        text = value.encode(errors="surrogateescape")
+        block += b"\0" + bytes((len(key),)) + key + bytes((len(text),)) + text
     return block
 
 
 class Http2:
     """One connection, which reads only when it is asked to: `with Http2(port) as peer`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, window: int = 65_535) -> None:
+        """`window` is how much of an answer the server may send."""
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.ended: set[int] = set()
         """Streams that the server has ended."""
@@ -41,7 +43,8 @@ class Http2:
         self._received = b""
         self._windows: dict[int, int] = {0: 65_535}
         self._initial = 65_535
-        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
+        limit = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, limit))
 
     def __enter__(self) -> Self:
         return self

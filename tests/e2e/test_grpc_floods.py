@@ -4,7 +4,9 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 import grpc
 import pytest
@@ -227,3 +229,21 @@ def test_a_stranger_s_message_is_not_read(path: str) -> None:
         wait_for(lambda: not peer.look(0.05) and 1 in peer.ended)
         text = requests.get(f"{service.url}/metrics", timeout=60).text
         assert f'code="unauthorized",model="",path="{path}"' in text
+
+
+def test_what_clients_do_is_no_error_in_the_log(tmp_path: Path) -> None:
+    """One whose metadata is no text, and who vanishes while the answer waits to be sent."""
+    port, log = servers.free_port(), tmp_path / "log"
+    settings = {**SETTINGS, "SERVING_GRPC_PORT": str(port), "SERVING_LOG_LEVEL": "debug"}
+    with servers.api("tests.fake", settings, log) as url:
+        with Http2(port, window=0) as peer:
+            peer.call(1, LIVE, note="\udcff")
+            peer.send(1, prefix(0))
+            wait_for(lambda: LIVE in requests.get(f"{url}/metrics", timeout=60).text)
+        for text in ("Invalid encoding", "ExecuteBatchError raised"):
+            wait_for(partial(logged, log, text), text)
+        assert not logged(log, '"level":"error"')
+
+
+def logged(log: Path, text: str) -> bool:
+    return text in log.read_text()

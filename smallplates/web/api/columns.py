@@ -19,7 +19,7 @@ from smallplates.models.tensors import Array
 from smallplates.tasks.base import Field, Fields
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import BYTES, DTYPES, fits
-from smallplates.web.api.fields import commas, element_of, field_value, without_texts
+from smallplates.web.api.fields import MAX_ELEMENTS, commas, element_of, field_value, without_texts
 from smallplates.web.api.pipeline import Call
 from smallplates.web.http.body import decode_json
 from smallplates.web.inference.served_model import Answer, Input, check_count
@@ -152,6 +152,8 @@ def check_input(spec: ColumnSpec, datatype: str, shape: Sequence[int], most: int
     name, dims, shape = spec.name, list(spec.dims), list(shape[: MAX_DIMS + 1])
     if not fits(datatype, spec.datatype):
         raise InvalidRequestError(f"{name} must be {spec.datatype}, not {datatype[:20]!r}")
+    if spec.dims == (-1,) and spec.datatype == BYTES and math.prod(shape) > MAX_ELEMENTS:
+        raise InvalidRequestError(f"{name} may have up to {MAX_ELEMENTS} elements in all, not {shape}")
     if spec.fits(shape):
         return 1
     if most and (spec.fits(shape[1:]) or (dims == [1] and len(shape) == 1)):

@@ -84,7 +84,7 @@ class Tensor(NamedTuple):
         values, count = self.content.string_val, math.prod(self.shape)
         if self.datatype in DTYPES:
             return count * DTYPES[self.datatype].itemsize
-        return (count - len(values)) * (8 + len(values[-1])) if values else 8 * count
+        return max(0, count - len(values)) * (8 + len(values[-1])) if values else 8 * count
 
 
 def tensor_of(name: str, content: Message) -> Tensor:

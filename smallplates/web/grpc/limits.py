@@ -192,7 +192,10 @@ class Streams:
             while (task := await answers.get()) is not None:
                 response = await task
                 reschedule(limit, asyncio.get_running_loop().time() + self.timeout_s)
-                await context.write(response)
+                try:
+                    await context.write(response)
+                except grpc.aio.InternalError as error:  # the client has gone; gRPC will cancel this
+                    raise asyncio.CancelledError from error
                 reschedule(limit, None)
                 unanswered -= 1
                 if not unanswered:

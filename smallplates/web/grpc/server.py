@@ -4,6 +4,7 @@ Every web process has a server. If there are several, they share the port with S
 to share a gRPC listener, and the kernel assigns each connection to one of them.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -23,8 +24,18 @@ if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
 
 STOP_S = 1.0
+CLIENTS_FAULTS = ("ExecuteBatchError raised", "Invalid encoding")
+"""How gRPC's records begin of vanished clients, and of metadata that isn't text."""
+
 Services = Callable[[Calls, ModelCatalog], Mapping[str, Methods]]
 """Returns a protocol's services by name."""
+
+
+def lower(record: logging.LogRecord) -> bool:
+    """Lowers the level of gRPC's records of what clients do, which are errors with a traceback."""
+    if record.getMessage().startswith(CLIENTS_FAULTS):
+        record.levelno = logging.DEBUG
+    return True
 
 
 @asynccontextmanager
@@ -32,6 +43,7 @@ async def run(
     pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None", protocols: Iterable[Services]
 ) -> AsyncIterator[None]:
     """Serves gRPC until the block ends. Raises ConfigurationError if the port is taken."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(lower)
     settings, calls = pipeline.service.settings, Calls(pipeline, tracer)
     services = {name: each for make in protocols for name, each in make(calls, catalog).items()}
 

@@ -107,6 +107,21 @@ def test_lists_of_texts_in_and_of_numbers_out(queries: list[bytes], shape: list[
     assert [dim.size for dim in outputs["BEST"].tensor_shape.dim] == [count]
 
 
+def test_a_few_bytes_do_not_stand_for_millions_of_texts() -> None:
+    sent = {"QUERY": proto("BYTES", [1], string_val=[b"q"])}
+    for shape in ([2_000_000], [1, 2_000_000]):
+        with pytest.raises(InvalidRequestError, match="up to 16384 elements"):
+            decoded(LISTS, **sent, TEXTS=proto("BYTES", shape, string_val=[b""]))
+    call = decoded(LISTS, **sent, TEXTS=proto("BYTES", [16_384], string_val=[b""]))
+    assert len(call.inputs[0].read()["texts"]) == 16_384
+
+
+def test_needless_values_make_no_other_tensor_smaller() -> None:
+    for count in (0, 1, 1000):
+        needless = pb.TensorProto(**proto("BYTES", [count], string_val=[b"x"] * 1000))
+        assert tensor_of("i", needless).size == 0
+
+
 @pytest.mark.parametrize(
     ("datatype", "field", "value"),
     [

@@ -217,6 +217,22 @@ async def test_a_client_that_goes_away_cancels_its_requests() -> None:
     assert (streams._open, streams._idle) == (0, {})
 
 
+@pytest.mark.anyio
+async def test_a_client_that_goes_away_during_an_answer_is_no_error_of_the_service() -> None:
+    class Gone(Client):
+        async def write(self, _: bytes) -> None:
+            raise grpc.aio.InternalError("failed")
+
+    async def same(message: bytes) -> bytes:
+        return message
+
+    streams, client = Streams(limits()), Gone()
+    client.sent.put_nowait(b"message")
+    with pytest.raises(asyncio.CancelledError):
+        await streams.serve(client, same)
+    assert (streams._open, streams._idle) == (0, {})
+
+
 # fields
 
 
