@@ -97,7 +97,10 @@ class PythonRequests(Task):
         data = fields.get(JSON_BODY)
         if data is None:
             whole = fields if is_object(self.request_schema) else fields["request"]
-            data = orjson.dumps(whole, default=json_value)
+            try:
+                data = orjson.dumps(whole, default=json_value)
+            except orjson.JSONEncodeError as error:  # it reads deeper JSON than it writes
+                raise InvalidJsonError(f"the request cannot be written as JSON: {error}") from error
         if not data:
             raise InvalidJsonError("the body is empty")
         if len(data) > self._most:

@@ -26,6 +26,7 @@ MIN_MESSAGES_AT_ONCE = 4
 PATIENCE_S = 1.0
 MAX_UNANSWERED = 16  # requests of a stream; further ones wait at the client
 IDLE_S = 600.0
+MAKE_ROOM = 0.0  # a time limit that has passed
 
 SMALL = 64 * 1024  # bytes; once parsed, such a message takes a few megabytes at most
 MAX_FIELDS = 16 * 1024  # a request has one for each image, and a few more
@@ -147,8 +148,8 @@ class Streams:
     async def serve(self, context: Context, answer: Method) -> None:
         """Reads requests until the client has sent the last one, and writes the answer to each.
 
-        Raises OverloadedError, or SlowBodyError if the stream is idle for too long, has to make room for
-        another stream, or if its client does not read.
+        Raises OverloadedError, also if the stream has to make room for another one, or SlowBodyError if
+        it is idle for too long, or if its client does not read.
         """
         if self._open >= self.most:
             self._close_longest_idle()
@@ -158,8 +159,9 @@ class Streams:
             async with limit:
                 await self._run(limit, context, answer)
         except TimeoutError as error:
-            text = "the stream was idle for too long, or another stream needs its place"
-            raise SlowBodyError(text) from error
+            if limit.when() == MAKE_ROOM:
+                raise OverloadedError("another stream needs the place of this idle one") from error
+            raise SlowBodyError("the stream was idle for too long") from error
         finally:
             self._idle.pop(limit, None)
             self._open -= 1
@@ -169,7 +171,7 @@ class Streams:
         if limit is None:
             raise OverloadedError("too many streams are open")
         del self._idle[limit]
-        reschedule(limit, 0)
+        reschedule(limit, MAKE_ROOM)
 
     async def _run(self, limit: asyncio.Timeout, context: Context, answer: Method) -> None:
         """Computes requests concurrently, and writes the answers in order."""

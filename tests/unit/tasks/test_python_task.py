@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from smallplates.cli import task_check as check
 from smallplates.engine.backend import BackendInfo, DeclaredBackend
-from smallplates.errors import ConfigurationError
+from smallplates.errors import ConfigurationError, InvalidJsonError
 from smallplates.models.description import ModelDescription
 from smallplates.models.folder import Model
 from smallplates.settings import ROOT, Settings
@@ -253,6 +253,17 @@ def test_an_example_is_shown_as_it_is(tmp_path: Path, schema: Any, example: Any)
     describe_predict(document, "/predict", task)
     content = document["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == example
+
+
+def test_fields_that_are_nested_too_deeply_are_the_clients_error(tmp_path: Path) -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    schemas: Any = {"request": {"properties": {"a": {}}}, "answer": {}}
+    model, settings = described(tmp_path), Settings()
+    task = PythonRequests(model, settings, PythonRequests.plan(model, settings), schemas)
+    with pytest.raises(InvalidJsonError, match="Recursion limit"):
+        task.preprocess({"a": deep})
 
 
 @pytest.mark.usefixtures("module")

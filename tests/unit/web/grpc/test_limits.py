@@ -143,7 +143,7 @@ async def test_the_longest_idle_makes_room_and_the_busy_stay() -> None:
     clients[0].sent.put_nowait(b"busy")
     await until(lambda: len(streams._idle) == 3)
     serving.append(asyncio.ensure_future(streams.serve(clients[4], answer)))
-    with pytest.raises(SlowBodyError, match="another stream needs its place"):
+    with pytest.raises(OverloadedError, match="another stream needs the place"):
         await serving[1]
     for client in clients[2:5]:
         client.sent.put_nowait(b"busy")
@@ -168,7 +168,7 @@ async def test_a_message_in_the_same_moment_does_not_keep_a_stream_that_makes_ro
     await turns(10)  # until all of them read
     serving.append(asyncio.ensure_future(streams.serve(clients[4], same)))
     clients[0].sent.put_nowait(b"message")  # is read after the first stream was told to end
-    with pytest.raises(SlowBodyError, match="another stream needs its place"):
+    with pytest.raises(OverloadedError, match="another stream needs the place"):
         async with asyncio.timeout(60):
             await serving[0]
     for client in clients[1:]:
