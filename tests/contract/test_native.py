@@ -205,7 +205,7 @@ def test_json_that_is_refused(backend_url: str, body: Any, status: int, code: st
 def test_a_file_in_a_form_needs_no_name(backend_url: str, name: str) -> None:
     form = PART + name.encode() + b"\r\n\r\n" + PHOTO + b"\r\n--b--\r\n"
     answer = post(backend_url, form, Content_Type=FORM)
-    assert answer.json() == post(backend_url, PHOTO).json()
+    assert answer.json() == pytest.approx(post(backend_url, PHOTO).json(), abs=1e-5)
     text = PART + name.encode() + b"\r\n\r\ntext\r\n--b--\r\n"
     check_error(post(backend_url, text, Content_Type=FORM), 400, "invalid_image")
 
