@@ -170,6 +170,15 @@ def first_shape(entry: CatalogEntry, inputs: Sequence[Any]) -> list[int]:
     return [*next(shapes[spec.name] for spec in entry.inputs if spec.name in shapes)]
 
 
+def output_of(entry: CatalogEntry, name: str) -> ColumnSpec:
+    """Returns the output of this name. Raises InvalidRequestError."""
+    for spec in entry.outputs:
+        if spec.name == name:
+            return spec
+    names = ", ".join(spec.name for spec in entry.outputs)
+    raise InvalidRequestError(f"{entry.name} has no output {name[:80]!r}; its outputs are {names}")
+
+
 def columns_sent(entry: CatalogEntry, inputs: Sequence[Any]) -> dict[str, ColumnSpec]:
     """Returns the column of each input by name, with the datatype that the client sent."""
     specs = {spec.name: spec for spec in entry.inputs}

@@ -27,6 +27,7 @@ from smallplates.web.api.columns import (
     first_shape,
     item_shape,
     number_array,
+    output_of,
     raw_array,
 )
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
@@ -135,11 +136,7 @@ def values_of(tensor: Tensor, spec: ColumnSpec, count: int) -> Data:
 
 def outputs_of(entry: CatalogEntry, request: Message) -> list[Output]:
     """Returns the outputs that the filter names, or all if it is empty. Raises InvalidRequestError."""
-    names, wanted = [spec.name for spec in entry.outputs], set(request.output_filter)
-    if unknown := wanted.difference(names):
-        raise InvalidRequestError(
-            f"{entry.name} has no output {unknown.pop()[:80]!r}; its outputs are {', '.join(names)}"
-        )
+    wanted = {output_of(entry, name).name for name in set(request.output_filter)}
     return [Output(spec, binary=True) for spec in entry.outputs if not wanted or spec.name in wanted]
 
 

@@ -34,6 +34,7 @@ from smallplates.web.api.columns import (
     first_shape,
     item_shape,
     json_array,
+    output_of,
     raw_array,
 )
 from smallplates.web.api.datatypes import BYTES, DTYPES
@@ -156,19 +157,14 @@ def outputs_of(
 
     `parameters` are the request's, which say what holds for outputs without parameters of their own.
     """
-    specs = {spec.name: spec for spec in entry.outputs}
     binary = flag(parameters, "binary_data_output", False)
     outputs = {}
     for each in requests:
-        if (spec := specs.get(each.name)) is None:
-            names = ", ".join(specs)
-            raise InvalidRequestError(
-                f"{entry.name} has no output {each.name[:80]!r}; its outputs are {names}"
-            )
+        spec = output_of(entry, each.name)
         own = parse(each.parameters)
         classes = whole_number(own, "classification", MAX_CLASSES)
         if classes and spec.datatype == BYTES:
-            numbers = ", ".join(name for name in specs if specs[name].datatype != BYTES)
+            numbers = ", ".join(spec.name for spec in entry.outputs if spec.datatype != BYTES)
             raise InvalidRequestError(f"only numeric outputs can be classified: {numbers}")
         outputs[spec.name] = Output(spec, classes, flag(own, "binary_data", binary))
     if len(outputs) < len(requests):
