@@ -29,7 +29,7 @@ def tokenizer_json(path: Path) -> str:
 
 
 def is_berts(folder: Path) -> bool:
-    """Returns whether a folder's `vocab.txt` is that of a BERT. Raises ConfigurationError."""
+    """Returns whether a folder has the `vocab.txt` of one of NETWORKS. Raises ConfigurationError."""
     files = [folder / name for name in ("tokenizer_config.json", CONFIG) if (folder / name).is_file()]
     configs = [read(path, Config) for path in files if (folder / VOCABULARY).is_file()]
     stated = [config.tokenizer_class for config in configs] + [config.model_type for config in configs]

@@ -85,7 +85,7 @@ LOOKS_LIKE = {
     rb"\s*[{[]": "JSON: send it with Content-Type: application/json",
     rb"data:|/9j/|iVBORw|R0lGOD|UklGR": "base64: send it in JSON, as image",
 }
-"""Beginnings of files that are no images for Pillow -> what they are."""
+"""First bytes of files that Pillow does not support -> what they are."""
 
 KNOWN = rb"\xff\xd8|\x89PNG|RIFF....WEBP|GIF8|BM|II[*+]|MM\0[*+]"
 
