@@ -10,10 +10,11 @@ import statistics
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from enum import StrEnum
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -42,6 +43,15 @@ SMALL, LARGE, TEXTS = "mobilenet_v2", "resnet152", "DistilBERT's shape"
 PACKAGES = ("fastapi_onnx", "fastapi_pt")
 Row = dict[str, Any]
 """JSON object of a results file."""
+
+
+class Part(StrEnum):
+    """What can be measured by itself."""
+
+    DECODING = "decoding"
+    ALONE = "alone"
+    SERVED = "served"
+    PEERS = "peers"
 
 
 def model_folder(architecture: str) -> Path:
@@ -176,22 +186,38 @@ def gpu_facts() -> dict[str, str]:
         raise typer.BadParameter(f"no GPU to measure: {error}") from error
 
 
-def main(
-    photo: Annotated[Path, typer.Option(help="A JPEG of about 30 KB.")] = payloads.SAMPLE,
-    seconds: Annotated[float, typer.Option(help="Per batch size, alone.")] = 1.0,
-    rounds: Annotated[int, typer.Option(min=0, help="Of the comparison; 0: none.")] = 3,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Keeps all figures.")] = None,
-) -> None:
-    """Measures both backends on the first GPU, alone and served, and two other servers."""
-    facts, data = gpu_facts(), photo.read_bytes()
+def steps(
+    parts: Collection[Part], figures: Row, photo: bytes, seconds: float, rounds: int
+) -> Iterator[None]:
+    """Measures the parts into `figures`; yields whenever something was added."""
     motor = "wrk" if shutil.which("wrk") else "python"
     if motor == "python":
         typer.echo("wrk is not installed: Python sends the load, and may be its limit", err=True)
-    figures: Row = {"gpu": facts, "decoding": decoding(data, seconds)}
-    figures["alone"] = [row for name in (SMALL, LARGE) for row in alone(name, seconds)]
-    figures["served"] = [*served(data, motor)]
-    if motor == "wrk" and rounds:
-        figures["peers"] = against(data, rounds, 5)
+    if Part.DECODING in parts:
+        figures["decoding"] = decoding(photo, seconds)
+        yield
+    rows = (row for name in (SMALL, LARGE) for row in alone(name, seconds))
+    for part, found in ((Part.ALONE, rows), (Part.SERVED, served(photo, motor))):
+        for row in found if part in parts else ():
+            figures.setdefault(part, []).append(row)
+            yield
+    if Part.PEERS in parts and motor == "wrk":
+        figures["peers"] = against(photo, rounds, 5)
+        yield
+
+
+def main(
+    parts: Annotated[list[Part] | None, typer.Argument(help="What to measure; default: all.")] = None,
+    photo: Annotated[Path, typer.Option(help="A JPEG of about 30 KB.")] = payloads.SAMPLE,
+    seconds: Annotated[float, typer.Option(help="Per batch size, alone.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of the comparison.")] = 3,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keeps all figures, each as soon as it is measured.")
+    ] = None,
+) -> None:
+    """Measures both backends on the first GPU, alone and served, and two other servers."""
+    figures: Row = {"gpu": gpu_facts()}
+    for _ in steps(parts or [*Part], figures, photo.read_bytes(), seconds, rounds):
+        if json_file:
+            write_results(json_file, report.command(), figures)
     typer.echo(gpu_report.report(figures))
-    if json_file:
-        write_results(json_file, report.command(), figures)
