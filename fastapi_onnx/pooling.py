@@ -36,8 +36,9 @@ def with_vectors(graph: onnx.ModelProto, model: Model) -> onnx.ModelProto:
     if model.description.embedding is None or has_vectors(graph):
         return graph
     nodes = NodeBuilder(graph.graph)
-    pipeline = model.description.embedding
-    vector = nodes.pool(pipeline.pooling, states_of(graph.graph))
+    pipeline, states = model.description.embedding, states_of(graph.graph)
+    vectors = [nodes.pool(pooling, states) for pooling in pipeline.pooling.split("+")]
+    vector = nodes.add("Concat", *vectors, axis=1)
     for place in pipeline.dense:
         vector = nodes.linear(vector, model.folder / place)
     graph.graph.node.append(helper.make_node("Identity", [vector], [VECTOR]))

@@ -100,14 +100,16 @@ def signature_of(model: Model) -> Signature:
     if not network.__name__.endswith(kind.head or ""):
         raise ConfigurationError(f"{network.__name__} is supported neither for texts nor with tensors")
     sizes = {"token": LENGTH, "label": config.num_labels, "score": config.num_labels}
-    if model.description.embedding and (layers := model.description.embedding.dense):
-        sizes["hidden"] = read_dense(model.folder / layers[-1])[1].out_features
     for axis in chain(*kind.outputs.values()):
         if sizes.setdefault(axis, getattr(config, f"{axis}_size", None)) is None:
             raise ConfigurationError(
                 f"{model.folder / CONFIG} cannot be served: {network.__name__} has no {axis}_size, so "
                 "it is not one network for texts"
             )
+    if pipeline := model.description.embedding:
+        sizes["hidden"] *= len(pipeline.pooling.split("+"))
+        if pipeline.dense:
+            sizes["hidden"] = read_dense(model.folder / pipeline.dense[-1])[1].out_features
     shapes = {name: tuple(map(sizes.__getitem__, axes)) for name, axes in kind.outputs.items()}
     parameters = inspect.signature(network.forward).parameters
     return Signature(

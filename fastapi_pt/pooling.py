@@ -25,7 +25,7 @@ class Vectors(nn.Module):
         """Reads the linear layers. Raises ConfigurationError."""
         super().__init__()
         pipeline = model.description.embedding_pipeline
-        self.network, self.pooling = network, pipeline.pooling
+        self.network, self.poolings = network, pipeline.pooling.split("+")
         config: Any = network.config
         config.use_cache = False  # of decoders: their keys and values are outputs, too
         self.config = config
@@ -43,7 +43,8 @@ class Vectors(nn.Module):
         states = self.network(
             input_ids=input_ids, attention_mask=mask, return_dict=return_dict, **others
         )[STATES]
-        return {VECTOR: self.linear(pool(self.pooling, states.float(), mask).to(states.dtype))}
+        vectors = [pool(pooling, states.float(), mask) for pooling in self.poolings]
+        return {VECTOR: self.linear(torch.cat(vectors, 1).to(states.dtype))}
 
 
 def pool(pooling: str, states: Tensor, attention_mask: Tensor) -> Tensor:

@@ -129,13 +129,18 @@ class TextPipeline(BaseModel):
     """Whether a reranker returns the network's own numbers, unless a request says otherwise."""
 
 
+POOLING = "mean|cls|max|lasttoken|mean_sqrt_len_tokens|weightedmean"
+
+
 class EmbeddingPipeline(BaseModel):
     """From the vectors of a text's tokens to the text's vector, and what may be put before the text."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    pooling: Literal["mean", "cls", "max", "lasttoken", "mean_sqrt_len_tokens", "weightedmean"] = "mean"
-    """How the tokens' vectors become one. Ignored if the graph has the output `sentence_embedding`."""
+    pooling: Annotated[str, Field(pattern=rf"^({POOLING})(\+({POOLING}))*$")] = "mean"
+    """How the tokens' vectors become one: `mean`, `cls`, `max`, `lasttoken`, `mean_sqrt_len_tokens` or
+    `weightedmean`. `cls+mean` puts two vectors one after the other. Ignored if the graph has the output
+    `sentence_embedding`."""
 
     dense: list[str] = []
     """Folders of linear layers that follow, each with `config.json` and `model.safetensors`."""

@@ -25,8 +25,10 @@ ENCODER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
 FLAG = "pooling_mode_"
 NAMES = {
     **{"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"},
-    "weightedmean_tokens": "weightedmean",
+    **{"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean_tokens": "weightedmean"},
+    "lasttoken": "lasttoken",
 }
+"""Flag -> name of a pooling, in the order in which sentence-transformers concatenates them."""
 
 
 class Module(BaseModel):
@@ -56,10 +58,10 @@ class Pooling(File):
         """Names of the poolings, whose results are concatenated."""
         if self.pooling_mode:
             return [self.pooling_mode] if isinstance(self.pooling_mode, str) else self.pooling_mode
-        flags = [
-            name.removeprefix(FLAG) for name, value in (self.model_extra or {}).items() if value is True
-        ]
-        return [NAMES.get(name, name) for name in flags] or ["mean"]
+        given = (self.model_extra or {}).items()
+        flags = {name.removeprefix(FLAG) for name, value in given if value is True}
+        known = [name for flag, name in NAMES.items() if flag in flags]
+        return [*known, *sorted(flags - NAMES.keys())] or ["mean"]
 
 
 class Dense(File):

@@ -72,7 +72,7 @@ NETWORKS: dict[str, Callable[..., tuple[Any, Any]]] = {
 }
 
 
-def encoder(folder: Path, network: str, pooling: str, steps: str = "") -> Path:
+def encoder(folder: Path, network: str, pooling: str | tuple[str, ...], steps: str = "") -> Path:
     """The folder, then one of sentence-transformers for both backends.
 
     `steps` may name `dense` and `normalize`.

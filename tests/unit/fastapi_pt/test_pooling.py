@@ -71,6 +71,18 @@ def test_padding_does_not_count(pooling: str, dtype: torch.dtype) -> None:
     )
 
 
+def test_several_poolings_follow_each_other(tmp_path: Path) -> None:
+    model = Model.read(
+        exports.modules(
+            exports.encoded(tmp_path / "made", exports.word_piece(), {}),
+            ("Pooling", {"pooling_mode": ["max", "cls"]}),
+        )
+    )
+    encoder, ids = Encoder(), torch.zeros(3, 5, dtype=torch.long)
+    expected = torch.cat([encoder.states.amax(1), encoder.states[:, 0]], 1)
+    torch.testing.assert_close(Vectors(encoder, model)(ids)[VECTOR], expected)
+
+
 def saved(folder: Path, **dense: Any) -> Path:
     """The folder of an export with a linear layer; only the vectors' part of it is read."""
     made = exports.encoded(folder / "made", exports.word_piece(), {})

@@ -69,6 +69,26 @@ def test_later_versions_name_the_pooling(tmp_path: Path, mode: Any) -> None:
     assert loaded(folder).pooling == "cls"
 
 
+@pytest.mark.parametrize(
+    ("config", "poolings"),
+    [
+        (
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            ["cls_token", "mean_tokens"],
+        ),
+        ({"pooling_mode": ["mean", "cls"]}, ["mean_tokens", "cls_token"]),
+    ],
+)
+def test_several_poolings_follow_each_other(
+    tmp_path: Path, config: dict[str, Any], poolings: list[str]
+) -> None:
+    """In the order of sentence-transformers, unless the file has one."""
+    folder = exports.encoded(tmp_path / "made", exports.word_piece(), {})
+    exports.modules(folder, ("Pooling", config))
+    expected = [np.concatenate([POOLED[each](states_of(text)) for each in poolings]) for text in TEXTS]
+    assert vectors_of(folder, TEXTS) == pytest.approx(np.array(expected), abs=1e-5)
+
+
 def test_a_graph_without_a_mask_is_pooled(tmp_path: Path) -> None:
     folder = exports.encoded(tmp_path / "made", exports.word_piece(), {}, names=["input_ids"])
     (vector,) = vectors_of(folder, TEXTS[:1])
@@ -263,7 +283,7 @@ def test_many_texts_are_tokenised_together(tmp_path: Path) -> None:
 
 
 LENGTH = "sentence_bert_config.json"
-TWO_POOLINGS = {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}
+OTHER_POOLING = {"pooling_mode_cls_token": True, "pooling_mode_attention": True}
 GELU = {**LINEAR, "activation_function": "torch.nn.GELU"}
 OWN_POOLING, OWN_NETWORK = (
     [{"path": "", "type": kind} for kind in kinds]
@@ -279,7 +299,7 @@ WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
 @pytest.mark.parametrize(
     ("steps", "files", "words"),
     [
-        ([("Pooling", TWO_POOLINGS)], {}, "pooling: "),
+        ([("Pooling", OTHER_POOLING)], {}, "pooling: "),
         ([MEAN, ("LayerNorm", {})], {}, "modules are Transformer, Pooling, LayerNorm; supported are"),
         ([MEAN, NORMALIZE, ("Dense", {})], {}, "its modules are Transformer, Pooling, Normalize, Dense"),
         ([("WordWeights", {}), MEAN], {}, "its modules are Transformer, WordWeights, Pooling"),
