@@ -4,7 +4,7 @@
 holds only tensors), `smallplates export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json`
 and `OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `smallplates quantize
 FOLDER` does that for an existing folder. `smallplates export transformers FOLDER` writes the graph of a
-network for texts.
+network for texts, `smallplates export static FOLDER` that of static embeddings.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 from smallplates.cli import hub
 from smallplates.cli.commands import Group
 from smallplates.errors import ConfigurationError, in_one_line, in_words
-from smallplates.export import given_graph, int8, int8_text
+from smallplates.export import given_graph, int8, int8_text, static
 from smallplates.export.folder import description_of, read_labels, write_description
 from smallplates.export.int8 import Options as Int8Options
 from smallplates.models.description import (
@@ -31,6 +31,8 @@ from smallplates.models.description import (
     Int8Verdict,
     Kind,
     ModelDescription,
+    folder_name,
+    name_of,
 )
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import CONFIG
@@ -73,7 +75,8 @@ class Export(OneSentence, Group):
 
     advice = (
         "is not a kind of export; before it, type torchvision (weights of an image classifier), onnx "
-        "(an image classifier as an ONNX file) or transformers (a network for texts)"
+        "(an image classifier as an ONNX file), transformers (a network for texts) or static (static "
+        "embeddings)"
     )
 
 
@@ -113,6 +116,7 @@ Enlarge = Annotated[
 Triple = tuple[float, float, float]
 Architecture = Annotated[str, typer.Option(help="Name of the network in torchvision.models.")]
 Version = Annotated[str, typer.Option(help="Version: name of the subfolder for the weights.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 Mean = Annotated[
     Triple, typer.Option(help="Mean of each channel (R, G, B), from 0 to 1; by default ImageNet's.")
 ]
@@ -243,14 +247,13 @@ def from_transformers(
         Path | None,
         typer.Option(help="Folder for the graph and what belongs to it; by default the same."),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    revision: Revision = None,
 ) -> None:
     """Writes onnx/model.onnx for a network of texts, such as one of sentence-transformers."""
-    is_id = hub.is_id(source)
-    if is_id and out is None:
+    if hub.is_id(source) and out is None:
         raise typer.BadParameter("--out is needed for a model of the Hugging Face Hub")
-    folder = hub.fetch(source, revision, ["pt"]) if is_id else Path(source)
-    model = Model.read(folder, name=source.rpartition("/")[2] if is_id else "")
+    folder, name = fetched(source, revision, "pt")
+    model = Model.read(folder, name=name)
     if not (kind_of(model.description.task).outputs and (folder / CONFIG).is_file()):
         raise ConfigurationError(
             f"{source} is not an export of a network for texts by transformers: "
@@ -266,6 +269,37 @@ def from_transformers(
             place.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, place)
     typer.echo(f"serve it with: smallplates serve {out}")
+
+
+@app.command("static")
+def from_static(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of Model2Vec, or of sentence-transformers with StaticEmbedding, or a model id "
+            "of the Hugging Face Hub."
+        ),
+    ],
+    out: Out,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default the source's.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens in a text; by default the model's."),
+    ] = None,
+    revision: Revision = None,
+) -> None:
+    """Creates a model folder for the ONNX backend from static embeddings."""
+    folder, own = fetched(source, revision, "static")
+    name = name_of(folder, name or own or folder_name(folder))
+    finish(out, static.write(folder, out, name, max_tokens), None)
+    typer.echo(f"serve it with: smallplates serve {out}")
+
+
+def fetched(source: str, revision: str | None, kind: str) -> tuple[Path, str]:
+    """Returns a folder, or the folder and the name of a model of the Hub. Raises ConfigurationError."""
+    if not hub.is_id(source):
+        return Path(source), ""
+    return hub.fetch(source, revision, [kind]), source.rpartition("/")[2]
 
 
 @quantise_app.command(cls=Quantise)

@@ -25,6 +25,11 @@ WEIGHTS = {
         *("model_quantized.onnx[._]data*", "onnx/model_quantized.onnx[._]data*"),
     ],
     "pt": ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"],
+    "static": [
+        "model.safetensors",
+        "*_StaticEmbedding/model.safetensors",
+        "*_StaticEmbedding/tokenizer.json",
+    ],
 }
 
 

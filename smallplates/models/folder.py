@@ -265,7 +265,8 @@ def what_is_missing(folder: Path) -> str:
     if (folder / "modules.json").is_file():
         return (
             "its modules.json has no network in the folder itself, where sentence-transformers 2 saves "
-            "it; other modules, such as StaticEmbedding and Router, need a Python class"
+            "it; for StaticEmbedding, run `smallplates export static`; others, such as Router, need a "
+            "Python class"
         )
     found = {path.parent.name for file in INSIDE for path in folder.glob(f"*/{file}")}
     if models := sorted(found - {"onnx"}):  # optimum's folder for the graph of an export

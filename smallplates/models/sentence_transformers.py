@@ -116,7 +116,8 @@ def embedding_pipeline(folder: Path) -> EmbeddingPipeline | None:
         if not is_known or any(module.kind != "Dense" for module in linear):
             raise ValueError(
                 f"its modules are {', '.join(kinds)}; supported are a network in the folder itself, "
-                "Pooling, any number of Dense, and Normalize or not"
+                "Pooling, any number of Dense, and Normalize or not, or StaticEmbedding after "
+                "`smallplates export static`"
             )
     pooling_config = folder / modules[1].path / CONFIG
     pooling = read(pooling_config, Pooling)

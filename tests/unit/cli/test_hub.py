@@ -82,6 +82,15 @@ def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path)
     assert sorted(server.asked) == more
 
 
+def test_static_embeddings_lie_in_a_folder_of_their_module(tmp_path: Path) -> None:
+    folder = "0_StaticEmbedding"
+    wanted = [f"{folder}/model.safetensors", f"{folder}/tokenizer.json"]
+    files = {name: name.encode() for name in (*wanted, f"{folder}/pytorch_model.bin")}
+    with stand_in_hub.running(files) as server:
+        fetch(tmp_path, server.url, (REPOSITORY, None, ["static"]))
+    assert sorted(server.asked) == wanted
+
+
 def test_a_token_opens_a_gated_model(server: Hub, tmp_path: Path) -> None:
     gated = ("org/gated", None, ["onnx"])
     (said,) = fetch(tmp_path, server.url, gated)
