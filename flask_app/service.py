@@ -53,7 +53,7 @@ class ModelInfo:
     labels: tuple[str, ...] = ()
     side: int = DEFAULT_SIDE  # short side in pixels to which the service resizes an image
     thresholds: words.Thresholds = field(default_factory=words.Thresholds)
-    independent: bool = False  # whether the classes of a text do not exclude each other
+    independent: bool = False  # whether the classes do not exclude each other
     request_schema: Mapping[str, Any] | None = None  # Any: JSON
     answer_schema: Mapping[str, Any] = field(default_factory=dict)
     example: Any = None
@@ -236,7 +236,7 @@ def _model_info(raw: Mapping[str, Any]) -> ModelInfo:  # Any: JSON of the API
     texts: dict[str, Any] = {  # Any: the other fields have other types
         name: str(raw[name]) for name in TEXTS if isinstance(raw.get(name), str | int | float)
     }
-    labels, pipeline = raw.get("labels"), raw.get("text")
+    labels, pipeline = raw.get("labels"), raw.get("text") or raw.get("image")
     request_schema, answer_schema = raw.get("request_schema"), raw.get("answer_schema")
     return ModelInfo(
         **texts,

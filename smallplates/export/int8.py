@@ -57,6 +57,10 @@ def add(model: Model, options: Options) -> dict[Kind, Verdict]:
 
     Raises ConfigurationError and OSError; then every file is as it was.
     """
+    if model.description.activation == "sigmoid":
+        raise ConfigurationError(
+            "files in int8 cannot be judged if several classes may apply to a photo"
+        )
     calibration, comparison = read_photos(model, options)
     verdicts: dict[Kind, Verdict] = {}
     with trial_folder(model) as trial:

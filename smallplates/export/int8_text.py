@@ -144,7 +144,7 @@ def verdict_on(int8: Path, model: Model, sentences: Sentences, method: str) -> I
     logits = logits_of(networks[0]), logits_of(networks[1])
     sizes = {"fp32": megabytes(source), "int8": megabytes(int8)}
     if model.labels:
-        activation = ACTIVATIONS[model.description.text_pipeline.activation]
+        activation = ACTIVATIONS[model.description.activation]
         answers = activation(expected), activation(actual)
         noun = "tokens" if model.description.task == TOKEN_CLASSIFICATION else "texts"
         fields = comparison(model, *answers, sentences.labels, logits, samples, noun)

@@ -27,6 +27,7 @@ Side = Annotated[int, Field(gt=0, le=4096)]
 """Length in pixels; a batch of larger images would not fit into memory."""
 
 Size = tuple[Side, Side]
+Activation = Literal["softmax", "sigmoid"]
 Kind = Literal[
     "model.onnx",
     "model.safetensors",
@@ -84,6 +85,9 @@ class ImagePipeline(BaseModel):
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
     """Standard deviation of each channel, by which the difference is divided."""
 
+    activation: Activation = Field(default="softmax", exclude_if=lambda value: value == "softmax")
+    """How logits become probabilities: `softmax` for mutually exclusive classes, otherwise `sigmoid`."""
+
     @model_validator(mode="after")
     def check_output_is_fixed(self) -> "ImagePipeline":
         """Checks that every image comes out in the same size, as a batch needs."""
@@ -122,7 +126,7 @@ class TextPipeline(BaseModel):
     truncation_side: Literal["left", "right"] = "right"
     """End at which a long text is cut off."""
 
-    activation: Literal["softmax", "sigmoid"] = "softmax"
+    activation: Activation = "softmax"
     """How logits become probabilities: `softmax` for mutually exclusive classes, otherwise `sigmoid`."""
 
     raw_scores: bool = Field(default=False, exclude_if=lambda value: not value)
@@ -330,6 +334,12 @@ class ModelDescription(BaseModel):
         if self.image is None:
             raise ConfigurationError(f"{self.name} is not an image classifier; its task is {self.task}")
         return self.image
+
+    @property
+    def activation(self) -> Activation:
+        """How a classifier's logits become probabilities."""
+        pipeline = self.text or self.image
+        return pipeline.activation if pipeline else "softmax"
 
     @property
     def text_pipeline(self) -> TextPipeline:

@@ -283,10 +283,9 @@ class Classification(Task):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        text = self._model.description.text
         self.labels = self._model.labels
         self.most_candidates = len(self.labels)
-        self._activation = ACTIVATIONS[text.activation if text else "softmax"]
+        self._activation = ACTIVATIONS[self._model.description.activation]
 
     def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the most probable classes."""

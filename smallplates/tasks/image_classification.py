@@ -36,7 +36,7 @@ class PredictRequest(BaseModel):
 
 
 class ImageClassification(Classification):
-    """Decodes image files; returns the most probable classes by softmax."""
+    """Decodes image files; returns the most probable classes by softmax or sigmoid."""
 
     request_signature, tensor_signature = IMAGE, TENSOR
     request_schema = PredictRequest.model_json_schema()
@@ -60,14 +60,13 @@ class ImageClassification(Classification):
         """Returns `labels` and `image`, the steps of the image processor; see `Task.from_export`."""
         if config.pretrained_cfg:
             return timm_classifier(folder)
-        if config.independent or config.problem_type == REGRESSION:
-            raise ValueError(
-                f"problem_type is {config.problem_type}, with {len(config.labels)} labels; for images, "
-                "only several labels that exclude each other are supported"
-            )
+        if config.problem_type == REGRESSION:
+            raise ValueError("problem_type is regression, which is not supported for images")
         if config.num_channels not in (None, 3):
             raise ValueError(f"num_channels is {config.num_channels}; only 3, RGB, is supported")
-        return {"labels": config.labels, "image": image_pipeline(folder, config)}
+        activation = "sigmoid" if config.independent else "softmax"
+        image = image_pipeline(folder, config).model_copy(update={"activation": activation})
+        return {"labels": config.labels, "image": image}
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:

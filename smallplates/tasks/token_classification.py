@@ -102,7 +102,7 @@ class TokenClassification(TextTask):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._activation = ACTIVATIONS[self._model.description.text_pipeline.activation]
+        self._activation = ACTIVATIONS[self._model.description.activation]
         model = json.loads(tokenizer_json(self._model.tokenizer()))["model"]
         self._marks_subwords = bool(model.get("continuing_subword_prefix"))
         self._unknown = model.get("unk_id", self.tokenizer.token_to_id(model.get("unk_token") or ""))

@@ -110,8 +110,8 @@ def samples(model: Model, signature: Signature) -> Samples:
 
 def comparison_for(model: Model) -> Compare:
     """Returns the function that compares the outputs of a model's task."""
-    compare, text = kind_of(model.description.task).compare or relative, model.description.text
-    is_independent = compare is probabilities and text is not None and text.activation == "sigmoid"
+    compare = kind_of(model.description.task).compare or relative
+    is_independent = compare is probabilities and model.description.activation == "sigmoid"
     return independent if is_independent else compare
 
 

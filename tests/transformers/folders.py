@@ -269,9 +269,11 @@ def poolformer() -> tuple[Any, Any]:
 IMAGE_NETWORKS = {made.__name__: made for made in (vit, resnet, mobilevit, efficientnet, poolformer)}
 
 
-def image_classifier(folder: Path, network: str) -> Path:
+def image_classifier(folder: Path, network: str, **changes: str) -> Path:
+    """The folder; `changes` are fields of config.json."""
     torch.manual_seed(0)
     made, processor = IMAGE_NETWORKS[network]()
+    made.config.update(changes)
     batch = processor(samples(), return_tensors="pt")
     with torch.inference_mode():
         measured(made, batch)

@@ -87,9 +87,11 @@ def test_a_folder_that_optimum_cli_has_written(backend: str, kept: Kept, tmp_pat
 
 
 @on_both_backends
-@pytest.mark.parametrize("network", folders.IMAGE_NETWORKS)
-def test_images(backend: str, network: str, kept: Kept) -> None:
-    folder = kept(folders.image_classifier, network)
+@pytest.mark.parametrize(
+    ("network", "changes"), [*((name, {}) for name in folders.IMAGE_NETWORKS), ("vit", MULTI_LABEL)]
+)
+def test_images(backend: str, network: str, changes: dict[str, str], kept: Kept) -> None:
+    folder = kept(folders.image_classifier, network, **changes)
     modes = [pictures.plate(200, 150).convert("L"), pictures.plate(150, 200).convert("P")]
     files = [pictures.encode(image, "PNG") for image in [*folders.samples(), *modes]]
     files.append(pictures.encode(pictures.plate(97, 80), "JPEG"))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from smallplates.base64 import to_bytes
 from smallplates.errors import InvalidRequestError, ServingError
 from smallplates.models.description import ModelDescription
-from smallplates.models.scores import best
+from smallplates.models.scores import ACTIVATIONS, best
 from smallplates.tasks.image.decode import ImageDecoder
 
 Request = Any  # Triton's classes exist only in Triton
@@ -53,7 +53,7 @@ class TritonPythonModel:
             return value
 
         description = ModelDescription.model_validate_json(parameter("model.json"))
-        self.labels = description.labels
+        self.labels, self.activation = description.labels, ACTIVATIONS[description.activation]
         self.decoder = ImageDecoder(description.pipeline, int(parameter("max_image_pixels")))
         options = ort.SessionOptions()
         options.intra_op_num_threads = int(parameter("intra_op_threads"))
@@ -115,7 +115,7 @@ class TritonPythonModel:
 
     def answer(self, photos: Photos, rows: Iterator[NDArray[np.float32]]) -> Response:
         """Returns labels and probabilities [N, top_k]; takes a row of logits for each photo."""
-        tops = [best(self.labels, next(rows), photos.top_k) for _ in photos.pixels]
+        tops = [best(self.labels, next(rows), photos.top_k, self.activation) for _ in photos.pixels]
         labels = np.array([[score["label"].encode() for score in top] for top in tops], object)
         probabilities = np.array([[score["probability"] for score in top] for top in tops], np.float32)
         tensors = [pb_utils.Tensor(self.label, labels), pb_utils.Tensor(self.probability, probabilities)]

@@ -79,7 +79,7 @@ def infer(entry: CatalogEntry, asked: InferenceRequest, size: int) -> Call:
     """Returns the call of any other task. Raises RequestError."""
     task, description = entry.model.task, entry.model.description
     parameters = {NAMES.get(name, name): value for name, value in (asked.parameters or {}).items()}
-    own = description.text.activation if description.text else "softmax"
+    own = description.activation
     if bytes(parameters.pop("function_to_apply", b"null")) not in (b"null", f'"{own}"'.encode()):
         raise InvalidRequestError(f"function_to_apply must be {own}, which the model is for")
     inputs = {task.request[0].name: asked.inputs}

@@ -347,6 +347,14 @@ def test_a_graph_with_its_weights_in_another_file(exported: Path, folder_of_phot
     assert (exported / "1/model_quantized.onnx").is_file()
 
 
+def test_photos_of_several_classes_cannot_be_judged(exported: Path, folder_of_photos: Path) -> None:
+    model = Model.read(exported)
+    assert model.description.image is not None
+    model.description.image.activation = "sigmoid"
+    with pytest.raises(ConfigurationError, match="several classes may apply to a photo"):
+        int8.add(model, Options(folder_of_photos))
+
+
 def test_a_folder_without_weights_cannot_be_quantised(exported: Path, folder_of_photos: Path) -> None:
     model = describe(exported, files={})
     with pytest.raises(ConfigurationError, match="the model colours has no file to quantise"):

@@ -55,6 +55,17 @@ def test_other_names_of_its_tensors(tmp_path: Path) -> None:
     assert [tensor.name for tensor in response.output_tensors] == ["LABEL", "PROBABILITY"]
 
 
+def test_classes_that_do_not_exclude_each_other(tmp_path: Path, expected: Any) -> None:
+    build(tmp_path, SETTINGS)
+    config = tmp_path / "food_classifier" / "config.pbtxt"
+    text = config.read_text().replace(r"\"mean\":", r"\"activation\":\"sigmoid\",\"mean\":")
+    config.write_text(text)
+    (rows,) = answer(started(config.parent).execute([Request(PHOTOS[:1], {"top_k": 11})])[0])
+    odds = [p / (1 - p) for _, p in rows]
+    total = sum(odds)
+    check_same([(label, each / total) for (label, _), each in zip(rows, odds, strict=True)], expected[0])
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[list[tuple[str, float]]]:
     """All classes of each photo with their probabilities, as the service computes them."""

@@ -4,6 +4,7 @@ a sentence.
 
 import json
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from smallplates.cli.export import from_transformers
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
+from smallplates.tasks.base import Prepared
 from smallplates.tasks.image.decode import ImageDecoder
 from smallplates.tasks.image_classification import compute_logits
 from tests import graphs, pictures
+from tests.served_task import ServedTask
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.25]
 CONFIG: dict[str, Any] = {
@@ -277,6 +280,25 @@ def test_a_network_with_a_teacher_answers_with_the_mean_of_both_classifiers(tmp_
     assert compute_logits(backend, pixels)[0] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("config", "probabilities"),
+    [
+        ({"problem_type": "multi_label_classification"}, [0.982, 0.269, 0.982]),
+        ({"id2label": {"0": "nude"}}, [0.982]),
+        ({}, [0.498, 0.003, 0.498]),
+    ],
+)
+def test_labels_of_photos_exclude_each_other_or_not(
+    tmp_path: Path, config: dict[str, Any], probabilities: list[float]
+) -> None:
+    """As in transformers' pipeline, a single label is like one of several that may fit."""
+    folder = graphs.saved(graphs.mean_colour(), images(tmp_path / "made", config))
+    logits = np.array([4, -1, 4], np.float32)[: len(probabilities)]
+    top = ServedTask(folder).task.postprocess(Prepared([]), [[logits]], 3)
+    by_index = [each["probability"] for each in sorted(top, key=itemgetter("index"))]
+    assert by_index == pytest.approx(probabilities, abs=1e-3)
+
+
 @pytest.mark.parametrize("end", ["Cast", "Identity"])
 @pytest.mark.parametrize("activation", ["Softmax", "Sigmoid"])
 def test_a_graph_that_returns_probabilities_is_refused(
@@ -341,10 +363,8 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         ({"auto_map": {"AutoModel": "mine.Mine"}}, {}, r"config\.json cannot be served: auto_map"),
         ({"id2label": {"1": "a", "2": "b"}}, {}, "id2label must have all numbers from 0 to 1"),
         ({"id2label": {"a": "a"}}, {}, r"id2label"),
-        ({"id2label": {"0": "a"}}, {}, "problem_type"),
-        ({"problem_type": "multi_label_classification"}, {}, "problem_type"),
         ({"num_channels": 1}, {"image_mean": [0.5], "image_std": [0.5]}, "num_channels is 1; only 3"),
-        ({"problem_type": "regression"}, {}, "problem_type is regression, with 3 labels"),
+        ({"problem_type": "regression"}, {}, "problem_type is regression, which"),
         ({"architectures": ["ViTModel"]}, {}, r"\['ViTModel'\], without a classifier .* ForImageC"),
         ({}, {"auto_map": {"x": "y"}}, r"preprocessor_config\.json cannot be served: auto_map"),
         ({"model_type": "swin"}, {"image_processor_type": None}, r"image_processor_type is missing"),

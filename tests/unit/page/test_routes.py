@@ -67,6 +67,13 @@ def test_thresholds_come_from_the_model_and_a_strange_one_is_survived(
     assert client.get("/").status_code == 200
 
 
+def test_several_classes_may_fit_a_photo(stub: StubApi, client: FlaskClient) -> None:
+    stub.model = {**MODEL, "image": {"activation": "sigmoid"}}
+    stub.usual = ok({"Soup": 0.91, "Rice": 0.87, "Egg": 0.02})
+    page = client.post("/classify", data=PHOTO, headers=JPEG).get_json()["page"]
+    assert (page["sentence"], page["sure"]) == ("Soup 91 %, Rice 87 %", True)
+
+
 @pytest.mark.parametrize("model", [MODEL, READER], ids=lambda model: model["name"])
 @pytest.mark.parametrize(
     ("reply", "status", "code"),

@@ -96,11 +96,12 @@ def test_texts_are_compared_up_to_their_most_tokens() -> None:
     assert {array.shape for array in made.inputs} == {(8, 32)}
 
 
-def test_classes_of_a_sigmoid_are_compared_one_by_one() -> None:
-    model = Model.read(ROOT / "models" / "sentiment")
+@pytest.mark.parametrize(("name", "field"), [("sentiment", "text"), ("food11", "image")])
+def test_classes_of_a_sigmoid_are_compared_one_by_one(name: str, field: str) -> None:
+    model = Model.read(ROOT / "models" / name)
     assert precision_check.comparison_for(model) is probabilities
-    changed = model.description.text_pipeline.model_copy(update={"activation": "sigmoid"})
-    model.description = model.description.model_copy(update={"text": changed})
+    changed = getattr(model.description, field).model_copy(update={"activation": "sigmoid"})
+    model.description = model.description.model_copy(update={field: changed})
     assert precision_check.comparison_for(model) is independent
 
 
