@@ -8,6 +8,7 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,7 +33,7 @@ TYPES = {
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MAX_OUTPUT = 2**24
-"""Most elements of an output whose size depends on the data, unless model.json limits its axes."""
+"""Most elements of an output whose size depends on the data, unless model.json limits all such axes."""
 
 LIMITED = "limits in model.json can raise it"
 """What clients are told of the maximum size of an axis."""
@@ -145,26 +146,35 @@ class TensorGraph:
                 f"the variable axes are {list(varying)}"
             )
         batch_size = self._batch if isinstance(self._batch, int) else 0
+        limits = self._limit_outputs()
         return Signature(
             "tensor",
             self._inputs,
             self._outputs,
-            limits=self._all_limits(),
+            limits=limits,
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
             batch_note=self._objection or self._note,
             failure_is_client_error=True,
         )
 
-    def _all_limits(self) -> dict[str, int]:
-        """Returns the limit of each axis; those that only outputs have share MAX_OUTPUT by default."""
+    def _limit_outputs(self) -> dict[str, int]:
+        """Returns the limit of each axis; limits the elements of outputs with axes that no limit has.
+
+        MAX_OUTPUT is for all axes of such an output together, because only their product takes memory.
+        """
         limits = {axis: self._description.limit(axis) for axis in self._input_axes}
+        outputs = []
         for spec in self._outputs:
             by_data = [axis for axis in axes_of([spec]) if axis not in self._input_axes]
-            others = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
-            most = max(1, int((MAX_OUTPUT / others) ** (1 / max(1, len(by_data)))))
+            fewest = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
+            fixed = math.prod(size for size in spec.shape if isinstance(size, int))
             for axis in by_data:
+                most = max(1, MAX_OUTPUT // fixed)
                 limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
+            has_all = self._limits.keys() >= {*by_data}
+            outputs.append(spec if has_all else replace(spec, most=max(fewest, MAX_OUTPUT)))
+        self._outputs = tuple(outputs)
         return limits
 
     def _input(self, value: onnx.ValueInfoProto, shape: Sequence[Axis]) -> TensorSpec:

@@ -43,12 +43,20 @@ class TensorSpec:
     equal_count: int | None = None
     """Value that all items of a batch must have equally often; None if that doesn't matter."""
 
+    most: int = 0
+    """Maximum number of elements; 0 means that only its axes are limited."""
+
     note: str = ""
     """Where the shape or its limits come from, for error messages about a wrong shape."""
 
     def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns the shape of an item with these sizes of varying axes."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
+
+    def largest(self, limits: Mapping[str, int]) -> int:
+        """Returns the maximum number of elements, given the limits of varying axes."""
+        elements = math.prod(self.shape_at(limits))
+        return min(elements, self.most or elements)
 
     @cached_property
     def varies(self) -> bool:
@@ -214,4 +222,9 @@ def check_outputs(
             raise ValueError(
                 f"the model returned {spec.name} as {array.dtype} {list(array.shape)}, "
                 f"not as {spec.dtype} {[size, *spec.shape]}{note}"
+            )
+        if spec.most and array.size > size * spec.most:
+            raise ValueError(
+                f"the model returned {spec.name} with {array.size // size} numbers; "
+                f"at most {spec.most} are accepted"
             )
