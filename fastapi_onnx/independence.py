@@ -23,7 +23,6 @@ from fastapi_onnx.signature import graph_signature
 from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.tensors import (
-    EXAMPLE_LENGTHS,
     NOT_COMPARED,
     Array,
     Signature,
@@ -90,7 +89,7 @@ def varying_sizes(signature: Signature, run: Run) -> dict[str, set[int]]:
 
     A traced graph may declare the sizes that its example had, although those of its inputs vary.
     """
-    for length in EXAMPLE_LENGTHS if signature.input_axes else ():
+    for length in signature.example_lengths if signature.input_axes else ():
         with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
             outputs = run(signature, random_inputs(signature, signature.batch_size or 1, length))
             return {
@@ -118,7 +117,7 @@ def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
     """
     if signature.batch_size != 1 or not signature.batch_note:
         return None
-    for length in EXAMPLE_LENGTHS:
+    for length in signature.example_lengths:
         sizes = signature.sizes_at(length)
         if not sizes.keys() >= {*axes_of(signature.outputs)}:
             return None
@@ -204,13 +203,13 @@ def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, f
     """
     is_one = signature.batch_size == 1
     size = size if is_one else signature.batch_size or size
-    for length in EXAMPLE_LENGTHS:
+    for length in signature.example_lengths:
         inputs = random_inputs(signature, size, length)
         try:
             together = infer(inputs)
             break
         except Exception:  # the runtime's: the network does not take this length
-            if length == EXAMPLE_LENGTHS[-1]:
+            if length == signature.example_lengths[-1]:
                 raise
     again = difference(together, infer(inputs), relative).worst
     if is_one:

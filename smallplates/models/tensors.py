@@ -115,6 +115,12 @@ class Signature:
         """Returns the sizes of an item whose varying axes are `length` long, within their limits."""
         return {axis: min(length, self.limits[axis]) for axis in self.input_axes}
 
+    @cached_property
+    def example_lengths(self) -> tuple[int, ...]:
+        """Lengths to try until the network computes one: EXAMPLE_LENGTHS, and last the largest limit."""
+        most = max((self.limits[axis] for axis in self.input_axes), default=EXAMPLE_LENGTHS[0])
+        return (*(length for length in EXAMPLE_LENGTHS if length < most), most)
+
     def sizes(self, item: Item) -> dict[str, int]:
         """Returns the size of each varying axis of an item's inputs."""
         return {
