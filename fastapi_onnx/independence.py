@@ -159,7 +159,10 @@ def compare_sizes(
             yield from note_failure(signature, DIFFER) if size == ITEMS else ()
             return
         if alone > largest:
-            note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
+            note = (
+                f"items depend on each other: in a batch, results differ by {alone:.2g} (relative); "
+                "one request may have several items"
+            )
             yield read(note)
             return
         yield signature

@@ -7,6 +7,7 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,9 @@ MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depen
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_NAMES = ("?", "None")
 """What exporters write for axes without a name: two such axes may have different sizes."""
+
+GENERATED = re.compile(r"unk__\d+|.+_dynamic_axes_\d+")
+"""Names that tf2onnx and PyTorch generate, another one for each axis: they may be the same axis."""
 
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
@@ -278,6 +282,11 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
                 f"the number of axes of the input {value.name} is unknown; export the graph with shapes"
             )
         firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
+    others = {*limits, *itertools.chain.from_iterable(axes(value)[1:] for value in inputs)} - {""}
+    if len(firsts) > 1 and firsts.keys().isdisjoint(others) and all(map(is_generated, firsts)):
+        for value in inputs:
+            dimensions(value)[0].Clear()
+        firsts.clear()
     firsts.pop("", None)
     batch = next(iter(firsts), f"{inputs[0].name}_axis_0")
     objection = batch_objection(inputs, batch, firsts, limits)
@@ -289,6 +298,11 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
                 is_batch = place == 0 and not objection
                 dimension.dim_param = str(batch) if is_batch else f"{value.name}_axis_{place}"
     return batch, objection
+
+
+def is_generated(axis: Axis) -> bool:
+    """Returns whether an axis has no name, or one that says nothing."""
+    return not axis or GENERATED.fullmatch(str(axis)) is not None
 
 
 def batch_objection(
