@@ -202,7 +202,8 @@ def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
 def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    Only the first items are computed alone. See `comparison.relative`. Raises the runtime's errors.
+    Only the first items are computed alone. An item that the graph computes only among others is
+    infinitely far. See `comparison.relative`. Raises the runtime's errors.
     """
     is_one = signature.batch_size == 1
     size = size if is_one else signature.batch_size or size
@@ -215,13 +216,14 @@ def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, f
             if length == signature.example_lengths[-1]:
                 raise
     again = difference(together, infer(inputs), relative).worst
-    if is_one:
-        return difference_whole(signature, infer, inputs, together, signature.sizes_at(length)), again
-    try:
-        check_outputs(signature, together, size, signature.sizes_at(length))
-    except ValueError:  # the batch does not divide into items
-        return inf, again
-    return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again
+    sizes, count, alone = signature.sizes_at(length), min(size, ITEMS), inf
+    with contextlib.suppress(Exception):  # the batch does not divide into items, or the runtime's
+        if is_one:
+            alone = difference_whole(signature, infer, inputs, together, sizes)
+        else:
+            check_outputs(signature, together, size, sizes)
+            alone = difference_alone(infer, inputs, [None] * count, signature.batch_size)
+    return alone, again
 
 
 def difference_whole(

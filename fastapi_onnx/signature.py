@@ -71,15 +71,23 @@ def graph_signature(
     Raises ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
-        graph = with_vectors(onnx.load(path, load_external_data=False), model)
+        graph = read_graph(path, model)
         outputs = kind_of(model.description.task).outputs
         check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
-        return TensorGraph(graph, model.description, objection, varying).signature()
+        read = TensorGraph(graph, model.description, objection, varying)
+        if read.doubt:
+            read = TensorGraph(read_graph(path, model), model.description, read.doubt, varying)
+        return read.signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
         reason = in_one_line(error)
         raise ConfigurationError(f"{path} cannot be read as an ONNX graph: {reason}") from error
+
+
+def read_graph(path: Path, model: Model) -> onnx.ModelProto:
+    """Returns the graph in a file, without weights beside it. Raises ConfigurationError."""
+    return with_vectors(onnx.load(path, load_external_data=False), model)
 
 
 class TensorGraph:
@@ -94,8 +102,11 @@ class TensorGraph:
     ) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
+        self.doubt = ""
+        """Why the first axis is not the batch after all; the graph must be read with this objection."""
+
         inputs = model_inputs(model.graph)
-        batch, differing = find_batch(inputs, self._limits)
+        batch, self._objection = find_batch(inputs, self._limits, objection)
         forget_weights(model.graph)
         self._by_data = set(forget_sizes(model.graph.output, varying))
         stated = [axes(value) for value in model.graph.output]
@@ -106,7 +117,6 @@ class TensorGraph:
             model = inliner.inline_local_functions(model)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         outputs, is_text = inferred.graph.output, description.text is not None
-        self._objection = objection or differing
         self._read(inputs, outputs, stated, None if self._objection else batch)
         if self._objection:
             return
@@ -114,9 +124,8 @@ class TensorGraph:
         shared = "" if is_one else whole_batch.objection(inferred, batch, is_text)
         if shared and is_text:
             self._alone, self._note = True, shared
-        elif self._doubt or shared:
-            self._objection = self._doubt or shared
-            self._read(inputs, outputs, stated, None)
+        else:
+            self.doubt = self._doubt or shared
 
     def _read(
         self,
@@ -266,8 +275,10 @@ def forget_sizes(
             yield shape[place].dim_param
 
 
-def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int]) -> tuple[Axis, str]:
-    """Names the inputs' axes that have neither a size nor a name.
+def find_batch(
+    inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int], objection: str
+) -> tuple[Axis, str]:
+    """Names the inputs' axes that have neither a size nor a name; those in front as the batch, if any.
 
     Returns the batch axis, and why the graph has none; empty if it has. Raises ConfigurationError for
     inputs that cannot be served.
@@ -283,13 +294,14 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
             )
         firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
     others = {*limits, *itertools.chain.from_iterable(axes(value)[1:] for value in inputs)} - {""}
-    if len(firsts) > 1 and firsts.keys().isdisjoint(others) and all(map(is_generated, firsts)):
+    may_share = not objection and firsts.keys().isdisjoint(others)
+    if may_share and len(firsts) > 1 and all(map(is_generated, firsts)):
         for value in inputs:
             dimensions(value)[0].Clear()
         firsts.clear()
     firsts.pop("", None)
     batch = next(iter(firsts), f"{inputs[0].name}_axis_0")
-    objection = batch_objection(inputs, batch, firsts, limits)
+    objection = objection or batch_objection(inputs, batch, firsts, limits)
     for value in inputs:
         for place, dimension in enumerate(dimensions(value)):
             if place == 0 and isinstance(batch, int) and not objection:

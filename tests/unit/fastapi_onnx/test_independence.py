@@ -102,6 +102,33 @@ def test_a_generated_name_with_a_limit_is_not_the_batch(tmp_path: Path) -> None:
     assert [spec.shape for spec in signature.inputs] == [("unk__7", 4), ("unk__9", 4)]
 
 
+@pytest.mark.parametrize("names", [("nodes_axis_0", "edges_axis_0"), ("unk__1", "unk__2")])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        None,
+        node("Einsum", "neighbours", "y", equation="eij->j"),
+        node("ReduceMean", "neighbours axes", "y", keepdims=0),
+    ],
+    ids=["rows", "sum", "reduction"],
+)
+def test_an_item_that_refers_to_others_shares_no_batch(
+    tmp_path: Path, pool: onnx.NodeProto | None, names: tuple[str, str]
+) -> None:
+    """As a network over the nodes and edges of a graph: alone, an item has no neighbour.
+
+    The number of nodes is not that of edges.
+    """
+    first, second = names if "unk" in names[0] else (None, None)
+    inputs = [value("nodes", axes=[first, 4]), value("edges", TensorProto.INT64, [second, 2])]
+    gather = node("Gather", "nodes edges", "neighbours" if pool else "y")
+    output = value("y", axes=[4] if pool else [None, 2, 4])
+    made = model([gather, *filter(None, [pool])], inputs, [output], tensors(axes=[0, 1]))
+    signature = described(made, tmp_path)
+    assert [spec.shape for spec in signature.inputs] == [(names[0], 4), (names[1], 2)]
+    assert (signature.is_batched, signature.batch_size) == (False, 1)
+
+
 def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> None:
     made = graph([node("Add", "x places", "y")], 3, TensorProto.DOUBLE, places=[0.0, 0.0, 1.0, 0.0])
     assert described(made, tmp_path / "columns").is_batched
