@@ -58,6 +58,8 @@ STRING_CURE = (
     "; a classifier should return numbers, whose names are `labels` in model.json; texts need a Python "
     "class"
 )
+TEXT_CURE = "; encode texts as numbers in your client, or serve the model with a Python class"
+OUTPUT_CURE = "; remove this output from the graph, or put tensors in its place"
 Axis = int | str
 
 
@@ -201,7 +203,7 @@ class TensorGraph:
         They must where their share of an output is not known: its size depends on the data, or it has no
         batch axis. An open first axis is taken for the batch unless it is known for another one.
         """
-        name, kind, note = value.name, dtype(value), ""
+        name, kind, note = value.name, dtype(value, is_output=True), ""
         shape = self._output_axes(value, stated)
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
@@ -353,18 +355,20 @@ def axes(value: onnx.ValueInfoProto) -> list[Axis]:
     ]
 
 
-def dtype(value: onnx.ValueInfoProto) -> str:
+def dtype(value: onnx.ValueInfoProto, is_output: bool = False) -> str:
     """Returns NumPy's name of the element type. Raises ConfigurationError for what is no tensor."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         words = str(kind).removesuffix("_type").replace("_", " ")
-        cure = ZIPMAP_CURE if "map_type" in str(value.type.sequence_type) else ""
+        has_map = "map_type" in str(value.type.sequence_type)
+        cure = ZIPMAP_CURE if has_map else OUTPUT_CURE * is_output
         raise ConfigurationError(
             f"{value.name} is not a tensor, but has the type {words}, which is not supported{cure}"
         )
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         words = TensorProto.DataType.Name(number)
-        cure = STRING_CURE if number == TensorProto.STRING else ""
+        cure = STRING_CURE if is_output else TEXT_CURE
+        cure *= number == TensorProto.STRING
         raise ConfigurationError(f"{value.name} has the type {words}, which is not supported{cure}")
     return str(helper.tensor_dtype_to_np_dtype(number))
