@@ -369,6 +369,6 @@ def dtype(value: onnx.ValueInfoProto, is_output: bool = False) -> str:
     if number not in TYPES:
         words = TensorProto.DataType.Name(number)
         cure = STRING_CURE if is_output else TEXT_CURE
-        cure *= number == TensorProto.STRING
+        cure = cure if number == TensorProto.STRING else ""
         raise ConfigurationError(f"{value.name} has the type {words}, which is not supported{cure}")
     return str(helper.tensor_dtype_to_np_dtype(number))
