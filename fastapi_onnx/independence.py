@@ -23,7 +23,6 @@ from fastapi_onnx.signature import graph_signature
 from smallplates.models.comparison import difference, relative
 from smallplates.models.folder import Model
 from smallplates.models.tensors import (
-    EXAMPLE_LENGTHS,
     NOT_COMPARED,
     Array,
     Signature,
@@ -90,7 +89,7 @@ def varying_sizes(signature: Signature, run: Run) -> dict[str, set[int]]:
 
     A traced graph may declare the sizes that its example had, although those of its inputs vary.
     """
-    for length in EXAMPLE_LENGTHS if signature.input_axes else ():
+    for length in signature.example_lengths if signature.input_axes else ():
         with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
             outputs = run(signature, random_inputs(signature, signature.batch_size or 1, length))
             return {
@@ -118,7 +117,7 @@ def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
     """
     if signature.batch_size != 1 or not signature.batch_note:
         return None
-    for length in EXAMPLE_LENGTHS:
+    for length in signature.example_lengths:
         sizes = signature.sizes_at(length)
         if not sizes.keys() >= {*axes_of(signature.outputs)}:
             return None
@@ -160,7 +159,10 @@ def compare_sizes(
             yield from note_failure(signature, DIFFER) if size == ITEMS else ()
             return
         if alone > largest:
-            note = f"items depend on each other: in a batch, results differ by {alone:.2g} (relative)"
+            note = (
+                f"items depend on each other: in a batch, results differ by {alone:.2g} (relative); "
+                "one request may have several items"
+            )
             yield read(note)
             return
         yield signature
@@ -200,26 +202,28 @@ def tolerance(graph: onnx.GraphProto, signature: Signature) -> float:
 def differences(signature: Signature, infer: Infer, size: int) -> tuple[float, float]:
     """Returns how far items computed alone, and once more together, are from the same ones together.
 
-    Only the first items are computed alone. See `comparison.relative`. Raises the runtime's errors.
+    Only the first items are computed alone. An item that the graph computes only among others is
+    infinitely far. See `comparison.relative`. Raises the runtime's errors.
     """
     is_one = signature.batch_size == 1
     size = size if is_one else signature.batch_size or size
-    for length in EXAMPLE_LENGTHS:
+    for length in signature.example_lengths:
         inputs = random_inputs(signature, size, length)
         try:
             together = infer(inputs)
             break
         except Exception:  # the runtime's: the network does not take this length
-            if length == EXAMPLE_LENGTHS[-1]:
+            if length == signature.example_lengths[-1]:
                 raise
     again = difference(together, infer(inputs), relative).worst
-    if is_one:
-        return difference_whole(signature, infer, inputs, together, signature.sizes_at(length)), again
-    try:
-        check_outputs(signature, together, size, signature.sizes_at(length))
-    except ValueError:  # the batch does not divide into items
-        return inf, again
-    return difference_alone(infer, inputs, [None] * min(size, ITEMS), signature.batch_size), again
+    sizes, count, alone = signature.sizes_at(length), min(size, ITEMS), inf
+    with contextlib.suppress(Exception):  # the batch does not divide into items, or the runtime's
+        if is_one:
+            alone = difference_whole(signature, infer, inputs, together, sizes)
+        else:
+            check_outputs(signature, together, size, sizes)
+            alone = difference_alone(infer, inputs, [None] * count, signature.batch_size)
+    return alone, again
 
 
 def difference_whole(

@@ -29,7 +29,6 @@ from smallplates.models.description import Kind
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import (
-    EXAMPLE_LENGTHS,
     Array,
     Signature,
     TensorSpec,
@@ -176,7 +175,7 @@ class Network:
         """Shrinks memory to the size that a small batch needs; larger items open the reference again."""
         self._reference.cache_clear()
         signature = self.signature
-        for length in EXAMPLE_LENGTHS:
+        for length in signature.example_lengths:
             batch = examples(signature, signature.batch_size or 1, signature.sizes_at(length))
             with contextlib.suppress(Exception):  # the runtime's: the network does not take this length
                 self.infer(signature, batch, shrink=True)

@@ -7,7 +7,9 @@ that has a name, or nothing, in place of a size varies from item to item. Called
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,7 +34,7 @@ TYPES = {
 }
 TENSOR_DATA = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 MAX_OUTPUT = 2**24
-"""Most elements of an output whose size depends on the data, unless model.json limits its axes."""
+"""Most elements of an output whose size depends on the data, unless model.json limits all such axes."""
 
 LIMITED = "limits in model.json can raise it"
 """What clients are told of the maximum size of an axis."""
@@ -41,6 +43,9 @@ MAX_SHAPE_NUMBERS = 4096  # numbers, or bytes, of a tensor that shapes may depen
 LARGEST_BATCH = 128  # items; no engine fills larger batches
 NO_NAMES = ("?", "None")
 """What exporters write for axes without a name: two such axes may have different sizes."""
+
+GENERATED = re.compile(r"unk__\d+|.+_dynamic_axes_\d+")
+"""Names that tf2onnx and PyTorch generate, another one for each axis: they may be the same axis."""
 
 NO_AXIS = "no axis"
 """Stands for the first axis of a scalar."""
@@ -53,6 +58,8 @@ STRING_CURE = (
     "; a classifier should return numbers, whose names are `labels` in model.json; texts need a Python "
     "class"
 )
+TEXT_CURE = "; encode texts as numbers in your client, or serve the model with a Python class"
+OUTPUT_CURE = "; remove this output from the graph, or put tensors in its place"
 Axis = int | str
 
 
@@ -66,15 +73,23 @@ def graph_signature(
     Raises ConfigurationError, in one sentence, for a graph that cannot be served.
     """
     try:
-        graph = with_vectors(onnx.load(path, load_external_data=False), model)
+        graph = read_graph(path, model)
         outputs = kind_of(model.description.task).outputs
         check_logits(graph.graph, [name for name in outputs if name.endswith("logits")])
-        return TensorGraph(graph, model.description, objection, varying).signature()
+        read = TensorGraph(graph, model.description, objection, varying)
+        if read.doubt:
+            read = TensorGraph(read_graph(path, model), model.description, read.doubt, varying)
+        return read.signature()
     except ConfigurationError as error:
         raise ConfigurationError(f"{path} cannot be served: {error}") from error
     except Exception as error:  # onnx and protobuf raise types of their own
         reason = in_one_line(error)
         raise ConfigurationError(f"{path} cannot be read as an ONNX graph: {reason}") from error
+
+
+def read_graph(path: Path, model: Model) -> onnx.ModelProto:
+    """Returns the graph in a file, without weights beside it. Raises ConfigurationError."""
+    return with_vectors(onnx.load(path, load_external_data=False), model)
 
 
 class TensorGraph:
@@ -89,8 +104,11 @@ class TensorGraph:
     ) -> None:
         """Reads all but the weights. Raises ConfigurationError and onnx's errors."""
         self._description, self._limits = description, description.limits
+        self.doubt = ""
+        """Why the first axis is not the batch after all; the graph must be read with this objection."""
+
         inputs = model_inputs(model.graph)
-        batch, differing = find_batch(inputs, self._limits)
+        batch, self._objection = find_batch(inputs, self._limits, objection)
         forget_weights(model.graph)
         self._by_data = set(forget_sizes(model.graph.output, varying))
         stated = [axes(value) for value in model.graph.output]
@@ -101,7 +119,6 @@ class TensorGraph:
             model = inliner.inline_local_functions(model)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         outputs, is_text = inferred.graph.output, description.text is not None
-        self._objection = objection or differing
         self._read(inputs, outputs, stated, None if self._objection else batch)
         if self._objection:
             return
@@ -109,9 +126,8 @@ class TensorGraph:
         shared = "" if is_one else whole_batch.objection(inferred, batch, is_text)
         if shared and is_text:
             self._alone, self._note = True, shared
-        elif self._doubt or shared:
-            self._objection = self._doubt or shared
-            self._read(inputs, outputs, stated, None)
+        else:
+            self.doubt = self._doubt or shared
 
     def _read(
         self,
@@ -145,26 +161,35 @@ class TensorGraph:
                 f"the variable axes are {list(varying)}"
             )
         batch_size = self._batch if isinstance(self._batch, int) else 0
+        limits = self._limit_outputs()
         return Signature(
             "tensor",
             self._inputs,
             self._outputs,
-            limits=self._all_limits(),
+            limits=limits,
             batch_size=1 if self._alone else batch_size,
             is_batched=self._batch is not None,
             batch_note=self._objection or self._note,
             failure_is_client_error=True,
         )
 
-    def _all_limits(self) -> dict[str, int]:
-        """Returns the limit of each axis; those that only outputs have share MAX_OUTPUT by default."""
+    def _limit_outputs(self) -> dict[str, int]:
+        """Returns the limit of each axis; limits the elements of outputs with axes that no limit has.
+
+        MAX_OUTPUT is for all axes of such an output together, because only their product takes memory.
+        """
         limits = {axis: self._description.limit(axis) for axis in self._input_axes}
+        outputs = []
         for spec in self._outputs:
             by_data = [axis for axis in axes_of([spec]) if axis not in self._input_axes]
-            others = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
-            most = max(1, int((MAX_OUTPUT / others) ** (1 / max(1, len(by_data)))))
+            fewest = math.prod(spec.shape_at(limits | dict.fromkeys(by_data, 1)))
+            fixed = math.prod(size for size in spec.shape if isinstance(size, int))
             for axis in by_data:
+                most = max(1, MAX_OUTPUT // fixed)
                 limits[axis] = self._limits.get(axis, min(most, limits.get(axis, most)))
+            has_all = self._limits.keys() >= {*by_data}
+            outputs.append(spec if has_all else replace(spec, most=max(fewest, MAX_OUTPUT)))
+        self._outputs = tuple(outputs)
         return limits
 
     def _input(self, value: onnx.ValueInfoProto, shape: Sequence[Axis]) -> TensorSpec:
@@ -178,7 +203,7 @@ class TensorGraph:
         They must where their share of an output is not known: its size depends on the data, or it has no
         batch axis. An open first axis is taken for the batch unless it is known for another one.
         """
-        name, kind, note = value.name, dtype(value), ""
+        name, kind, note = value.name, dtype(value, is_output=True), ""
         shape = self._output_axes(value, stated)
         has_batch = shape[:1] == [self._batch]
         if self._batch is not None and not has_batch and shape and isinstance(shape[0], str):
@@ -252,8 +277,10 @@ def forget_sizes(
             yield shape[place].dim_param
 
 
-def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int]) -> tuple[Axis, str]:
-    """Names the inputs' axes that have neither a size nor a name.
+def find_batch(
+    inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int], objection: str
+) -> tuple[Axis, str]:
+    """Names the inputs' axes that have neither a size nor a name; those in front as the batch, if any.
 
     Returns the batch axis, and why the graph has none; empty if it has. Raises ConfigurationError for
     inputs that cannot be served.
@@ -268,9 +295,15 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
                 f"the number of axes of the input {value.name} is unknown; export the graph with shapes"
             )
         firsts.setdefault((axes(value) or [NO_AXIS])[0], value.name)
+    others = {*limits, *itertools.chain.from_iterable(axes(value)[1:] for value in inputs)} - {""}
+    may_share = not objection and firsts.keys().isdisjoint(others)
+    if may_share and len(firsts) > 1 and all(map(is_generated, firsts)):
+        for value in inputs:
+            dimensions(value)[0].Clear()
+        firsts.clear()
     firsts.pop("", None)
     batch = next(iter(firsts), f"{inputs[0].name}_axis_0")
-    objection = batch_objection(inputs, batch, firsts, limits)
+    objection = objection or batch_objection(inputs, batch, firsts, limits)
     for value in inputs:
         for place, dimension in enumerate(dimensions(value)):
             if place == 0 and isinstance(batch, int) and not objection:
@@ -279,6 +312,11 @@ def find_batch(inputs: Sequence[onnx.ValueInfoProto], limits: Mapping[str, int])
                 is_batch = place == 0 and not objection
                 dimension.dim_param = str(batch) if is_batch else f"{value.name}_axis_{place}"
     return batch, objection
+
+
+def is_generated(axis: Axis) -> bool:
+    """Returns whether an axis has no name, or one that says nothing."""
+    return not axis or GENERATED.fullmatch(str(axis)) is not None
 
 
 def batch_objection(
@@ -317,18 +355,20 @@ def axes(value: onnx.ValueInfoProto) -> list[Axis]:
     ]
 
 
-def dtype(value: onnx.ValueInfoProto) -> str:
+def dtype(value: onnx.ValueInfoProto, is_output: bool = False) -> str:
     """Returns NumPy's name of the element type. Raises ConfigurationError for what is no tensor."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         words = str(kind).removesuffix("_type").replace("_", " ")
-        cure = ZIPMAP_CURE if "map_type" in str(value.type.sequence_type) else ""
+        has_map = "map_type" in str(value.type.sequence_type)
+        cure = ZIPMAP_CURE if has_map else OUTPUT_CURE * is_output
         raise ConfigurationError(
             f"{value.name} is not a tensor, but has the type {words}, which is not supported{cure}"
         )
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         words = TensorProto.DataType.Name(number)
-        cure = STRING_CURE if number == TensorProto.STRING else ""
+        cure = STRING_CURE if is_output else TEXT_CURE
+        cure = cure if number == TensorProto.STRING else ""
         raise ConfigurationError(f"{value.name} has the type {words}, which is not supported{cure}")
     return str(helper.tensor_dtype_to_np_dtype(number))

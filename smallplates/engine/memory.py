@@ -96,7 +96,7 @@ class EngineFds:
 
 def row_bytes(spec: TensorSpec, limits: dict[str, int]) -> int:
     """Returns the bytes of one slot's tensor; whole pages if its size varies and may be large."""
-    size = math.prod(spec.shape_at(limits)) * np.dtype(spec.dtype).itemsize
+    size = spec.largest(limits) * np.dtype(spec.dtype).itemsize
     return -(-size // PAGE) * PAGE if spec.varies and size > KEPT_BYTES else size
 
 

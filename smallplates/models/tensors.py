@@ -43,12 +43,20 @@ class TensorSpec:
     equal_count: int | None = None
     """Value that all items of a batch must have equally often; None if that doesn't matter."""
 
+    most: int = 0
+    """Maximum number of elements; 0 means that only its axes are limited."""
+
     note: str = ""
     """Where the shape or its limits come from, for error messages about a wrong shape."""
 
     def shape_at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Returns the shape of an item with these sizes of varying axes."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
+
+    def largest(self, limits: Mapping[str, int]) -> int:
+        """Returns the maximum number of elements, given the limits of varying axes."""
+        elements = math.prod(self.shape_at(limits))
+        return min(elements, self.most or elements)
 
     @cached_property
     def varies(self) -> bool:
@@ -106,6 +114,12 @@ class Signature:
     def sizes_at(self, length: int) -> dict[str, int]:
         """Returns the sizes of an item whose varying axes are `length` long, within their limits."""
         return {axis: min(length, self.limits[axis]) for axis in self.input_axes}
+
+    @cached_property
+    def example_lengths(self) -> tuple[int, ...]:
+        """Lengths to try until the network computes one: EXAMPLE_LENGTHS, and last the largest limit."""
+        most = max((self.limits[axis] for axis in self.input_axes), default=EXAMPLE_LENGTHS[0])
+        return (*(length for length in EXAMPLE_LENGTHS if length < most), most)
 
     def sizes(self, item: Item) -> dict[str, int]:
         """Returns the size of each varying axis of an item's inputs."""
@@ -214,4 +228,9 @@ def check_outputs(
             raise ValueError(
                 f"the model returned {spec.name} as {array.dtype} {list(array.shape)}, "
                 f"not as {spec.dtype} {[size, *spec.shape]}{note}"
+            )
+        if spec.most and array.size > size * spec.most:
+            raise ValueError(
+                f"the model returned {spec.name} with {array.size // size} numbers; "
+                f"at most {spec.most} are accepted"
             )

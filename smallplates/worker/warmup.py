@@ -46,7 +46,12 @@ MIXED = 0.1
 """Largest difference of images in a batch from each alone; int8 may have a scale for the whole batch."""
 
 EXAMPLES = (0, 1, 2)
-"""Integers that warm-up tries as all numbers of a graph's inputs, until the graph computes them."""
+"""Numbers that warm-up tries as all numbers of a graph's inputs, until the graph computes them."""
+
+NUMBERS_CURE = (
+    "; warm-up tried 0, 1 and 2 as all numbers: if the graph accepts others only, such as an encoder's "
+    'categories, let it accept any number (in scikit-learn with OneHotEncoder(handle_unknown="ignore"))'
+)
 
 
 def warm_up(
@@ -111,21 +116,41 @@ def images_depend(backend: Backend, signature: Signature, sizes: Collection[int]
 def with_examples(backend: Backend, signatures: Sequence[Signature]) -> Iterator[Signature]:
     """Yields the signatures; with ones or twos in place of zeros if a graph of any meaning needs these.
 
-    Zeros may be an empty mask, or a text without the token at its end, such as BART's 2.
+    Zeros may be an empty mask, or a text without the token at its end, such as BART's 2, or no category
+    of an encoder. Integers are tried before all numbers. Raises ConfigurationError if the graph computes
+    none of these.
     """
     for signature in signatures:
-        integers = [spec for spec in signature.inputs if np.dtype(spec.dtype).kind in "biu"]
         is_known = any(spec.example or spec.ending for spec in signature.inputs)
         is_known |= not signature.failure_is_client_error
-        for number in EXAMPLES if integers and not is_known else ():
-            inputs = tuple(
-                replace(spec, example=number * (spec in integers)) for spec in signature.inputs
-            )
-            with contextlib.suppress(ConfigurationError, OutOfDeviceMemoryError):
-                try_lengths(backend, each := replace(signature, inputs=inputs))
+        refusals = []
+        for each in () if is_known else with_numbers(signature):
+            try:
+                try_lengths(backend, each)
+            except OutOfDeviceMemoryError:
+                break
+            except ConfigurationError as error:
+                refusals.append(error)
+            else:
                 signature = each
                 break
+        else:
+            if refusals:
+                raise ConfigurationError(f"{refusals[0]}{NUMBERS_CURE}") from refusals[0]
         yield signature
+
+
+def with_numbers(signature: Signature) -> Iterator[Signature]:
+    """Yields the signature with each of EXAMPLES as all integers, then as all numbers; each once."""
+    tried = dict.fromkeys(
+        tuple(
+            replace(spec, example=number * (np.dtype(spec.dtype).kind in kinds))
+            for spec in signature.inputs
+        )
+        for kinds in ("biu", "biuf")
+        for number in EXAMPLES
+    )
+    yield from (replace(signature, inputs=inputs) for inputs in tried)
 
 
 def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
@@ -140,7 +165,7 @@ def try_out(backend: Backend, signatures: Sequence[Signature]) -> None:
 def try_lengths(backend: Backend, signature: Signature) -> None:
     """Computes an item of the first length that the network supports. Raises ConfigurationError."""
     refusals = []
-    for length in EXAMPLE_LENGTHS:
+    for length in signature.example_lengths:
         try:
             run(backend, signature, signature.batch_size or 1, signature.sizes_at(length))
             return
@@ -156,15 +181,15 @@ def measure_lengths(
 
     If larger batches are tried later (`is_open`), longer items are measured in batches of at most twice
     the elements with which shorter ones are computed fastest: larger batches would not be chosen.
-    Lengths that the network does not support, such as odd ones, are left out. Raises ConfigurationError
-    if it supports none of them.
+    Lengths that the network does not support, such as odd ones, are left out. The largest item is only
+    measured if it supports no other one. Raises ConfigurationError if it supports none of them.
     """
-    lengths = reversed(EXAMPLE_LENGTHS[:1] if signature.batch_elements else EXAMPLE_LENGTHS)
-    different = {tuple(signature.sizes_at(length).values()): length for length in lengths}
     by_length: dict[int, dict[int, float]] = {}
     by_elements: dict[int, float] = {}
     refusal: ConfigurationError | None = None
-    for length in sorted(different.values()):
+    for length in signature.example_lengths[: 1 if signature.batch_elements else None]:
+        if length > EXAMPLE_LENGTHS[-1] and by_length:
+            break
         elements = signature.elements(signature.sizes_at(length))
         most = 2 * choose_best(by_elements) if by_elements and is_open else math.inf
         sizes = [size for size in batch_sizes if size * elements <= most] or [min(batch_sizes)]

@@ -12,6 +12,7 @@ import pytest
 import requests
 import tritonclient.grpc
 from numpy.typing import NDArray
+from onnx import TensorProto
 from tritonclient.utils import InferenceServerException
 
 from tests import graphs
@@ -125,3 +126,34 @@ def test_the_documents_examples_are_answered(service: Service) -> None:
     paths = service.check_examples()
     assert {"/v2/models/{model}/infer", "/v1/models/{model}:predict"} <= paths
     assert not paths & {"/predict", "/predictions/{model}"}  # which need a task
+
+
+def test_a_graph_over_a_stream_takes_and_returns_its_state(tmp_path: Path) -> None:
+    """Like silero's detector of speech: an open state [2, N, 128] and a scalar; items below 250 fail."""
+    made = model(
+        [
+            node("ReduceMean", "input one", "output", keepdims=1),
+            node("Gather", "input late", "last", axis=1),
+            node("Cast", "sr", "rate", to=TensorProto.FLOAT),
+            node("Mul", "state rate", "scaled"),
+            node("Add", "scaled last", "sum"),
+            node("Shape", "sum", "shape"),
+            node("Abs", "shape", "unknown"),  # to onnx, like the shape of the branches of an If
+            node("Reshape", "sum unknown", "stateN"),
+        ],
+        [
+            value("input", axes=[None, None]),
+            value("state", axes=[2, None, 128]),
+            value("sr", TensorProto.INT64, []),
+        ],
+        [value("output", axes=[None, 1]), value("stateN", axes=[None, None, None])],
+        graphs.tensors(one=[1], late=[249]),
+    )
+    with served(graphs.saved(made, tmp_path / "speech")) as service:
+        for count, kind in ((1, "http"), (3, "json"), (256, "grpc")):
+            sound = np.random.default_rng(count).random((count, 512), np.float32)
+            state = np.random.default_rng(count).random((2, count, 128), np.float32)
+            inputs = {"input": sound, "state": state, "sr": np.array(16000)}
+            outputs = service.triton(kind, "speech", inputs)
+            assert np.allclose(outputs["output"], sound.mean(axis=1, keepdims=True))
+            assert np.allclose(outputs["stateN"], state * 16000 + sound[:, 249:250])

@@ -66,6 +66,69 @@ def test_items_that_depend_on_each_other_share_none(
     assert signature.inputs[0].shape == signature.outputs[0].shape == shape
 
 
+@pytest.mark.parametrize(
+    ("first", "other", "is_batched"),
+    [
+        (["unk__7", 4], ["unk__9", 4], True),  # tf2onnx's names
+        (["a_dynamic_axes_1", 4], ["b_dynamic_axes_1", 4], True),  # PyTorch's
+        ([None, 4], ["unk__9", 4], True),
+        (["unk__7", "unk__8"], ["unk__8", "unk__9"], False),
+        (["unk__7", 4], ["boxes", 4], False),
+        (["unk__7", 4], [1, 4], False),
+        (["unk__7", 4], [], False),
+    ],
+)
+def test_generated_names_of_first_axes_may_be_the_same_batch(
+    tmp_path: Path, first: Axes, other: Axes, is_batched: bool
+) -> None:
+    inputs = [value("a", axes=first), value("b", axes=other)]
+    made = model([node("Add", "a b", "y")], inputs, [value("y", axes=[None, None])])
+    assert described(made, tmp_path / "added").is_batched == is_batched
+    made.graph.node[0].op_type = "MatMul"
+    made.graph.node[0].input[1] = "t"
+    made.graph.node.insert(0, node("Einsum", "b", "t", equation="...ij->...ji"))
+    assert not described(made, tmp_path / "pairs").is_batched
+
+
+def test_a_generated_name_with_a_limit_is_not_the_batch(tmp_path: Path) -> None:
+    inputs = [value("a", axes=["unk__7", 4]), value("b", axes=["unk__9", 4])]
+    made = model([node("Add", "a b", "y")], inputs, [value("y", axes=["unk__11", 4])])
+    folder = graphs.saved(made, tmp_path / "graph", "1")
+    limits = {"unk__7": 9, "unk__9": 9}
+    described = {"name": "added", "version": "1", "task": "tensor", "limits": limits}
+    (folder / "model.json").write_text(json.dumps(described))
+    signature = graphs.compared(Model.read(folder))
+    assert not signature.is_batched
+    assert [spec.shape for spec in signature.inputs] == [("unk__7", 4), ("unk__9", 4)]
+
+
+@pytest.mark.parametrize("names", [("nodes_axis_0", "edges_axis_0"), ("unk__1", "unk__2")])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        None,
+        node("Einsum", "neighbours", "y", equation="eij->j"),
+        node("ReduceMean", "neighbours axes", "y", keepdims=0),
+    ],
+    ids=["rows", "sum", "reduction"],
+)
+def test_an_item_that_refers_to_others_shares_no_batch(
+    tmp_path: Path, pool: onnx.NodeProto | None, names: tuple[str, str]
+) -> None:
+    """As a network over the nodes and edges of a graph: alone, an item has no neighbour.
+
+    The number of nodes is not that of edges.
+    """
+    first, second = names if "unk" in names[0] else (None, None)
+    inputs = [value("nodes", axes=[first, 4]), value("edges", TensorProto.INT64, [second, 2])]
+    gather = node("Gather", "nodes edges", "neighbours" if pool else "y")
+    output = value("y", axes=[4] if pool else [None, 2, 4])
+    made = model([gather, *filter(None, [pool])], inputs, [output], tensors(axes=[0, 1]))
+    signature = described(made, tmp_path)
+    assert [spec.shape for spec in signature.inputs] == [(names[0], 4), (names[1], 2)]
+    assert (signature.is_batched, signature.batch_size) == (False, 1)
+
+
 def test_an_item_that_depends_on_its_place_shares_no_batch(tmp_path: Path) -> None:
     made = graph([node("Add", "x places", "y")], 3, TensorProto.DOUBLE, places=[0.0, 0.0, 1.0, 0.0])
     assert described(made, tmp_path / "columns").is_batched

@@ -15,7 +15,7 @@ from smallplates.errors import ConfigurationError, InvalidTensorError
 from smallplates.models.description import DEFAULT_LIMIT, ModelDescription
 from smallplates.models.folder import Model
 from smallplates.models.task_kinds import TENSOR
-from smallplates.models.tensors import Signature, TensorSpec
+from smallplates.models.tensors import Signature, TensorSpec, check_outputs
 from smallplates.settings import Settings
 from smallplates.supervision import describe
 from smallplates.supervision.planner import planner, task_of
@@ -102,10 +102,34 @@ def test_sizes_that_depend_on_the_data_have_a_limit(tmp_path: Path) -> None:
     unnamed.graph.output.append(value("z", TensorProto.INT64, None))
     unnamed.graph.node.append(node("NonZero", "x", "z"))
     assert signature(unnamed, tmp_path).limits == {"z_axis_1": MAX_OUTPUT // 2}
+
+
+def test_only_the_product_of_axes_that_depend_on_the_data_has_a_limit(tmp_path: Path) -> None:
+    def elements(**limits: int) -> tuple[int, int, int]:
+        """Limits of h and w, and the most elements of an item's output [3, h, w]."""
+        actual = signature(halved, tmp_path, **limits)
+        return actual.limits["h"], actual.limits["w"], actual.outputs[0].largest(actual.limits)
+
     axes: Axes = ["N", 3, "height", "width"]
     pool = node("MaxPool", "x", "y", kernel_shape=[2, 2], strides=[2, 2])
     halved = model([pool], [value("x", axes=axes)], [value("y", axes=["N", 3, "h", "w"])])
-    assert [*signature(halved, tmp_path).limits.values()][2:] == [2364, 2364]  # of 3 * 2364 * 2364
+    assert elements() == (MAX_OUTPUT // 3, MAX_OUTPUT // 3, MAX_OUTPUT)
+    assert elements(h=2) == (2, MAX_OUTPUT // 3, MAX_OUTPUT)
+    assert elements(h=2, w=5) == (2, 5, 3 * 2 * 5)
+    assert elements(h=3000, w=3000) == (3000, 3000, 3 * 3000 * 3000)  # more than MAX_OUTPUT
+
+
+@pytest.mark.parametrize("shape", [(2, 256, 128), (MAX_OUTPUT // 4, 1, 4), (256, 256, 256)])
+def test_an_output_of_open_axes_may_be_long_in_each_of_them(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    inputs = [value("x", axes=["N", 4]), value("shape", TensorProto.INT64, [3])]
+    made = model([node("Reshape", "x shape", "y")], inputs, [value("y", axes=[None, None, None])])
+    actual, sizes = signature(made, tmp_path), {"N": 1}
+    check_outputs(actual, [np.broadcast_to(np.float32(0), (1, *shape))], 1, sizes)
+    too_many = np.broadcast_to(np.float32(0), (1, 257, 256, 256))
+    with pytest.raises(ValueError, match="y with 16842752 numbers; at most 16777216 are accepted"):
+        check_outputs(actual, [too_many], 1, sizes)
 
 
 @pytest.mark.parametrize(("axis", "is_batched"), [("N", True), ("boxes", False), (None, False)])
@@ -266,9 +290,12 @@ def test_trees_answer_with_the_probability_of_each_class(tmp_path: Path, axis: i
             " the node ZipMap$",
         ),
         (graphs.trees(classlabels_strings=["a", "b", "c"]), "label has the type STRING.*`labels` in"),
-        (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING, which is not supported"),
-        (identity(["N"], ["N"], TensorProto.BFLOAT16), "x has the type BFLOAT16"),
-        (sequence(), "y is not a tensor, but has the type sequence(?!.*zipmap)"),
+        (identity(["N"], ["N"], TensorProto.STRING), "x has the type STRING.*; encode texts as numbers"),
+        (
+            identity(["N"], ["N"], TensorProto.BFLOAT16),
+            "x has the type BFLOAT16, which[^;]*$",
+        ),
+        (sequence(), "y is not a tensor, but has the type sequence.*; remove this output(?!.*zipmap)"),
         (model([], [], []), "no input"),
         (
             model([node("Magic", "x", "y")], [value("x")], [value("y", axes=None)]),

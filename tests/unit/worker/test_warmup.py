@@ -145,19 +145,29 @@ def test_batches_of_long_texts_are_not_measured_where_those_of_short_ones_have_s
     assert profile.largest_ms == 32.0
 
 
-@pytest.mark.parametrize(("needed", "used"), [(0, {0}), (1, {0, 1}), (2, {0, 1, 2}), (3, {0, 1, 2})])
-def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_integers(
-    needed: int, used: set[int]
+@pytest.mark.parametrize(
+    ("needed", "is_float", "used", "lengths"),
+    [
+        (0, False, {0}, 0),
+        (1, False, {0, 1}, 1),
+        (2, False, {0, 1, 2}, 2),
+        (1, True, {0, 1, 2}, 3),  # integers have been tried alone
+        (2, True, {0, 1, 2}, 4),
+        (3, False, {0, 1, 2}, 5),
+    ],
+)
+def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_numbers(
+    needed: int, is_float: bool, used: set[int], lengths: int
 ) -> None:
-    """As that of a text, which needs a mask of ones, or a token at its end."""
+    """As that of a text, which needs a mask of ones, or an encoder of categories from 1 on."""
     seen, refused = set(), []
 
     class Ending:
         def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
             ids, numbers = inputs
             seen.update(ids.ravel().tolist())
-            assert not numbers.any()
-            if needed not in ids:
+            assert is_float or needed == 3 or not numbers.any()
+            if needed not in (numbers if is_float else ids):
                 refused.append(len(seen))
                 raise ValueError("no end")
             return [ids]
@@ -171,13 +181,28 @@ def test_a_graph_that_refuses_zeros_is_warmed_up_with_other_integers(
         lambda: warmup.warm_up(backend, [graph], [1, 2], Settings()),
     ):
         if needed > 2:
-            with pytest.raises(ConfigurationError, match="no end"):
+            with pytest.raises(ConfigurationError, match=r"no end; .* tried 0, 1 and 2 as all numbers"):
                 call()
         else:
             call()
-            assert len(refused) == 3 * needed  # lengths
+        assert len(refused) == 4 * lengths
         refused.clear()
     assert seen == used
+
+
+@pytest.mark.parametrize("length", [5, 64, 300, 5000])
+def test_a_graph_of_one_length_is_warmed_up_with_its_limit(length: int) -> None:
+    class Traced:
+        def infer(self, _: Signature, inputs: Sequence[Array]) -> list[Array]:
+            return [inputs[0].reshape(-1, length)]
+
+    varying = TensorSpec("x", "float32", ("time",))
+    graph = Signature("tensor", (varying,), (varying,), {"time": length}, failure_is_client_error=True)
+    backend: Any = Traced()
+    warmup.try_out(backend, [graph])
+    profile = warmup.warm_up(backend, [graph], [1, 2], Settings())
+    assert profile.batch_cap in (1, 2)
+    assert profile.max_batch_elements[0] in (length, 2 * length)
 
 
 @pytest.mark.parametrize("depends", [True, False])
