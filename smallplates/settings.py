@@ -31,7 +31,9 @@ ROOT = PACKAGE.parent
 FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
-Protocol = Literal["v2", "tfserving", "torchserve", "openai", "huggingface", "cloud", "tei", "rerank"]
+Protocol = Literal[
+    "v2", "tfserving", "torchserve", "openai", "huggingface", "cloud", "tei", "rerank", "ollama"
+]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]

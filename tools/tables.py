@@ -79,6 +79,7 @@ PROTOCOLS = {
     "cloud": ("[SageMaker and Vertex AI](sagemaker-and-vertex.md)", ("requests", "tensors")),
     "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
     "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
+    "ollama": ("[Ollama](embedding-protocols.md#ollama)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
 
@@ -87,6 +88,7 @@ ONLY = {
     "huggingface": (*huggingface.KINDS,),
     "tei": tei.TASKS,
     "rerank": (RANKING,),
+    "ollama": (EMBEDDING,),
 }
 """Protocol -> its tasks, if it is not for all."""
 

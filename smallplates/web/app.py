@@ -31,6 +31,7 @@ from smallplates.web.dialects import (
     cloud,
     huggingface,
     native,
+    ollama,
     openai,
     rerank,
     tei,
@@ -57,6 +58,7 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "cloud": cloud.DIALECT,  # before TEI, whose bodies it answers at /invocations
     "tei": tei.DIALECT,
     "rerank": rerank.DIALECT,
+    "ollama": ollama.DIALECT,
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 

@@ -223,6 +223,11 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
         ("/v2/rerank", {"query": "soup", "documents": ["a"], "model": "judge"}),
         ("/score", {"text_1": ["soup"], "text_2": ["a", "b"], "queries": None, "documents": "b"}),
     ],
+    "ollama": [
+        ("/api/embed", {"input": ["a"], "model": "words:latest", "truncate": True, "dimensions": 2}),
+        ("/api/embeddings", {"prompt": "a", "name": "words", "options": {}}),
+        ("/api/show", {"model": "words", "name": "words"}),
+    ],
     "huggingface": [
         ("/", {"inputs": TEXT, "parameters": {"top_k": 2}, "model": "feelings"}),
         ("/", {"inputs": SENTENCES, "parameters": {}, "model": "words"}),

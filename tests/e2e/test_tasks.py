@@ -735,6 +735,7 @@ def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> 
             "/v1/score",
             "/models/{model}",
         ),
+        *("/api/embed", "/api/embeddings", "/api/show"),
     }
     of_all = {
         *("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"),

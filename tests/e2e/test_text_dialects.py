@@ -1,4 +1,4 @@
-"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere and vLLM.
+"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere, vLLM, Ollama.
 
 `test_huggingface_client.py` sends them hostile bodies.
 """
@@ -15,6 +15,7 @@ import openai
 import pytest
 import requests
 
+from smallplates import __version__
 from tests import exports, text_service
 from tests.text_service import ALIAS, DIMENSIONS, MOST_TOKENS
 
@@ -438,6 +439,49 @@ def test_raw_scores_of_documents(url: str, fields: Json, is_raw: bool) -> None:
     assert sorted((each["score"] for each in scores), reverse=True) == expected
 
 
+# Ollama
+
+
+@pytest.mark.parametrize("name", ["words", "words:latest", f"{ALIAS}:latest", None])
+def test_ollama_embed(url: str, name: str | None) -> None:
+    texts = [f"table {LONG}", "warm soup"]
+    more = {"options": {"num_ctx": 8}, "keep_alive": "5m", "truncate": None}
+    found = answer(f"{url}/api/embed", {"model": name, "input": texts, "dimensions": 2, **more})
+    assert (found["model"], found["load_duration"]) == (name or "words", 0)
+    assert found["total_duration"] > 0
+    assert found["prompt_eval_count"] == MOST_TOKENS + 4
+    for text, vector in zip(texts, found["embeddings"], strict=True):
+        same = native(url, text=text, dimensions=2, normalize=True, truncate=True)
+        assert vector == pytest.approx(same, abs=1e-6)
+    (alone,) = answer(f"{url}/api/embed", {"input": "soup", "dimensions": 0})["embeddings"]
+    assert alone == pytest.approx(native(url, text="soup"), abs=1e-6)
+
+
+def test_ollamas_first_path_returns_the_vector_as_the_network_has_it(url: str) -> None:
+    for text in ("warm soup", f"table {LONG}"):
+        found = answer(f"{url}/api/embeddings", {"model": "words:latest", "prompt": text})
+        same = native(url, text=text, normalize=False, truncate=True)
+        assert found == {"embedding": pytest.approx(same, abs=1e-6)}
+        assert np.linalg.norm(same) != pytest.approx(1, abs=0.1)
+
+
+def test_ollama_lists_the_models_for_embeddings(url: str) -> None:
+    models = requests.get(f"{url}/api/tags", timeout=60).json()["models"]
+    assert [model["name"] for model in models] == ["words:latest", f"{ALIAS}:latest"]
+    for model in models:
+        assert model["model"] == model["name"]
+        assert model["details"]["quantization_level"] == "fp32"
+        assert model["modified_at"].endswith("+00:00")
+        for field in ("model", "name"):
+            shown = answer(f"{url}/api/show", {field: model["name"], "verbose": True})
+            assert shown["capabilities"] == ["embedding"]
+            info = shown["model_info"]
+            family = info["general.architecture"]
+            assert info[f"{family}.context_length"] == MOST_TOKENS
+            assert info[f"{family}.embedding_length"] == DIMENSIONS
+    assert requests.get(f"{url}/api/version", timeout=60).json() == {"version": __version__}
+
+
 # all of them
 
 REFUSED: list[tuple[str, Json, int, str]] = [
@@ -518,6 +562,23 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400, ""),
     ("/score", {"text_1": [], "text_2": []}, 400, ""),
     ("/v1/score", {"text_1": QUERY, "text_2": LONG}, 400, ""),
+    ("/api/embed", {"input": "soup", "model": "nobody:latest"}, 404, ""),
+    ("/api/embed", {"input": "soup", "model": "words:small"}, 404, ""),
+    ("/api/embed", {"input": "soup", "model": "judge"}, 400, ""),
+    ("/api/embed", {"input": LONG, "truncate": False}, 400, ""),
+    ("/api/embed", {"input": "soup", "dimensions": DIMENSIONS + 1}, 400, ""),
+    ("/api/embed", {"input": "soup", "dimensions": -1}, 400, ""),
+    ("/api/embed", {"input": [1, 2]}, 400, ""),
+    ("/api/embed", {"input": []}, 400, ""),
+    ("/api/embed", {"input": ["soup", ""]}, 400, ""),
+    ("/api/embed", {"prompt": "soup"}, 400, ""),
+    ("/api/embeddings", {"prompt": ""}, 400, ""),
+    ("/api/embeddings", {"input": "soup"}, 400, ""),
+    ("/api/show", {"model": "judge"}, 400, ""),
+    ("/api/show", {"model": "nobody"}, 404, ""),
+    ("/api/chat", {"model": "words", "messages": []}, 404, ""),
+    ("/api/generate", {"model": "words", "prompt": "soup"}, 404, ""),
+    ("/api/pull", {"model": "words"}, 404, ""),
 ]
 """Path, body, status, and the code or type of the error, where the protocol has one."""
 
@@ -532,6 +593,9 @@ def test_what_is_refused(url: str, path: str, content: Json, status: int, kind: 
         assert error["error_type"] == kind
     elif path in ("/v2/rerank", "/v1/embed", "/v2/embed"):
         assert set(error) == {"id", "message"}
+    elif path.startswith("/api/"):
+        assert set(error) == {"error"}
+        assert isinstance(error["error"], str)
     else:
         assert set(error) == {"error", "detail"}
         assert error["error"]["message"] == error["detail"]
@@ -598,6 +662,7 @@ def test_a_compressed_body_that_names_its_model(url: str) -> None:
         ("/v1/embeddings", "input", {}),
         ("/tokenize", "inputs", {}),
         ("/score", "text_2", {"text_1": "a"}),
+        ("/api/embed", "input", {}),
     ],
 )
 def test_many_long_texts_hold_up_nobody_for_long(url: str, path: str, name: str, more: Json) -> None:
