@@ -223,7 +223,8 @@ class Settings(BaseSettings):
     model's own tokenizer; by default they are refused, because most clients send those of OpenAI's."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
-    """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
+    """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`, or
+    `api-key: KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, v2's repository calls can load models and versions; such requests need this key as a

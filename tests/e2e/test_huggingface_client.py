@@ -208,6 +208,7 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
     "openai": [
         ("/v1/embeddings", {"input": ["a"], "dimensions": 2, "encoding_format": "base64"}),
         ("/embeddings", {"input": [[1, 2]], "model": "words"}),
+        ("/openai/deployments/words/embeddings", {"input": ["a"], "model": "judge"}),
     ],
     "tei": [
         ("/embed", EMBED),

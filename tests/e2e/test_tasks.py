@@ -735,6 +735,7 @@ def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> 
             "/v1/score",
             "/models/{model}",
         ),
+        *("/openai/v1/embeddings", "/openai/deployments/{model}/embeddings"),
         *("/api/embed", "/api/embeddings", "/api/show"),
     }
     of_all = {

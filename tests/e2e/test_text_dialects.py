@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,37 @@ def test_errors_of_openais_client(client: openai.OpenAI) -> None:
         client.embeddings.create(input=[[9906, 1917]], model=ALIAS)
     assert "check_embedding_ctx_length=False" in foreign.value.message
     assert "SERVING_ACCEPT_TOKEN_IDS" in foreign.value.message
+
+
+def azure(url: str, key: str) -> openai.AzureOpenAI:
+    """Azure's client, unmodified."""
+    version = "2024-10-21"
+    return openai.AzureOpenAI(azure_endpoint=url, api_version=version, api_key=key, max_retries=0)
+
+
+def test_azures_client(tmp_path: Path) -> None:
+    """The name of a deployment is a model's name, and the key is in a header of its own."""
+    with text_service.running(tmp_path, SERVING_API_KEY="guest") as url:
+        with azure(url, "guest") as client:
+            vectors = client.embeddings.create(input=DOCUMENTS, model=ALIAS)
+        plain = openai.OpenAI(base_url=f"{url}/v1", api_key="guest", max_retries=0)
+        second = openai.OpenAI(base_url=f"{url}/openai/v1", api_key="guest", max_retries=0)
+        with plain, second:
+            for each in (plain, second):
+                same = each.embeddings.create(input=DOCUMENTS, model=ALIAS)
+                assert (vectors.data, vectors.model) == (same.data, ALIAS)
+        with azure(url, "thief") as wrong, pytest.raises(openai.AuthenticationError) as refused:
+            wrong.embeddings.create(input=DOCUMENTS, model=ALIAS)
+        assert refused.value.code == "invalid_api_key"
+
+
+def test_errors_of_azures_client(url: str) -> None:
+    with azure(url, "any") as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.embeddings.create(input=DOCUMENTS, model="nobody")
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError, match="/openai/deployments/words/chat/completions"):
+            client.chat.completions.create(messages=[{"role": "user", "content": "a"}], model="words")
 
 
 def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`; and Infinity's `/classify` beside it.
+"""OpenAI's API for embeddings, also as Azure has it, and its models; Infinity's `/classify` beside it.
 
 Vectors always have the length 1. TensorFlow Serving's dialect also has the paths of models, and
 TorchServe's has `/models`; they describe them as OpenAI does, too.
@@ -28,6 +28,9 @@ from smallplates.web.api.texts import Texts, input_of, texts_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
+
+AZURE = ("/openai/v1/embeddings", "/openai/deployments/{model}/embeddings")
+"""Azure OpenAI's paths; the query's `api-version` is ignored."""
 
 MAX_TEXTS = 2048
 CODES = {
@@ -172,7 +175,7 @@ def usage(answer: Answer) -> dict[str, int]:
 def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths."""
     example = {"input": ["The soup was warm.", "It rains."]}
-    for path in ("/v1/embeddings", "/embeddings"):
+    for path in ("/v1/embeddings", "/embeddings", *AZURE):
         kinds = {EMBEDDING: BodyKind(EmbeddingsRequest, call_of, example)}
         routes.by_body(path, "Embed texts", kinds)
     texts = BodyKind(ClassifyRequest, classify, example)
@@ -195,6 +198,6 @@ DIALECT = Dialect(
     error_response,
     OpenAIError,
     takes_tensors=False,
-    prefixes=("/v1/",),
+    prefixes=("/v1/", "/openai/"),
     about="For OpenAI's client libraries: embeddings. Infinity's classes of texts.",
 )
