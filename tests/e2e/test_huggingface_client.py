@@ -222,6 +222,7 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
     "rerank": [
         ("/v1/rerank", PAIRS),
         ("/v2/rerank", {"query": "soup", "documents": ["a"], "model": "judge"}),
+        ("/invocations", {"text_pairs": [["a", "b"]], "model": "judge"}),
         ("/score", {"text_1": ["soup"], "text_2": ["a", "b"], "queries": None, "documents": "b"}),
     ],
     "ollama": [

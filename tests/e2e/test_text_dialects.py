@@ -109,6 +109,20 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": True}, {"text": f"table {MOST}"}),
         ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
+        (
+            {"input": f"{LONG} table", "truncate_prompt_tokens": -1, "truncation_side": "left"},
+            {"text": f"{MOST}table"},
+        ),
+        ({"input": "soup", "prompt_name": "recipes", "task": "query"}, {"text": "cold soup"}),
+        ({"input": "soup", "normalized": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "normalize": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "use_activation": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "normalized": True, "use_activation": None}, {"text": "soup"}),
+        (
+            {"input": "soup", "embed_dtype": "float32", "endianness": "native", "modality": "text"},
+            {"text": "soup"},
+        ),
+        ({"input": "soup", "add_special_tokens": True, "return_multivector": False}, {"text": "soup"}),
     ],
 )
 def test_fields_of_vllm_nim_voyage_and_jina(url: str, content: Json, same: Json) -> None:
@@ -120,7 +134,8 @@ def test_fields_of_vllm_nim_voyage_and_jina(url: str, content: Json, same: Json)
     ("change", "cure"),
     [
         ({"encoding_type": "binary"}, "leave out encoding_type, or send float"),
-        ({"late_chunking": True}, "leave out late_chunking"),
+        ({"late_chunking": True}, "leave out late_chunking, or send false"),
+        ({"embed_dtype": "float16"}, "leave out embed_dtype, or send float32"),
     ],
 )
 def test_how_to_go_on_without_what_is_missing(url: str, change: Json, cure: str) -> None:
@@ -399,6 +414,18 @@ def test_rerank_as_voyage(url: str, form: Json, texts: Json) -> None:
     assert found["data"] == expected
 
 
+def test_the_end_of_long_texts_that_vllm_names(url: str) -> None:
+    texts = {"query": QUERY, "documents": [f"awful {LONG} wonderful"]}
+    for side in ("left", "right"):
+        more = {"truncation_side": side, "truncate_prompt_tokens": -1}
+        fields = {"query": QUERY, "texts": texts["documents"], "truncation_direction": side}
+        same = answer(f"{url}/predict/judge", {**fields, "truncate": True})["ranking"][0]["score"]
+        (rank,) = answer(f"{url}/v1/rerank", {**texts, **more})["results"]
+        (pair,) = answer(f"{url}/v1/score", {"queries": QUERY, **texts, **more})["data"]
+        assert (rank["relevance_score"], pair["score"]) == (pytest.approx(same), pytest.approx(same))
+        assert (same > 0.5) is (side == "left")
+
+
 def test_ranking_of_nim(url: str, other_url: str) -> None:
     content = {"query": {"text": QUERY}, "passages": [{"text": text} for text in [*DOCUMENTS, LONG]]}
     same = {"query": QUERY, "documents": [*DOCUMENTS, LONG], "raw_scores": True}
@@ -415,7 +442,7 @@ def test_ranking_of_nim(url: str, other_url: str) -> None:
 def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
     content = {"texts": ["soup", LONG], "model": "words", "input_type": "search_query"}
     for base, dimensions in ((url, None), (other_url, 2)):
-        more = {"embedding_types": types, "output_dimension": dimensions}
+        more = {"embedding_types": types, "output_dimension": dimensions, "max_tokens": MOST_TOKENS}
         found = answer(base + path, {**content, **more})
         vectors = found["embeddings"]
         if types or path == "/v2/embed":
@@ -532,6 +559,13 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"embedding_type": ["float", "binary"]}, 400, "invalid_request"),
             ({"encoding_type": "ubinary"}, 400, "invalid_request"),
             ({"late_chunking": True}, 400, "invalid_request"),
+            ({"return_multivector": True}, 400, "invalid_request"),
+            ({"add_special_tokens": False}, 400, "invalid_request"),
+            ({"embed_dtype": "bfloat16"}, 400, "invalid_request"),
+            ({"endianness": "big"}, 400, "invalid_request"),
+            ({"modality": "image"}, 400, "invalid_request"),
+            ({"prompt_name": "nothing"}, 400, "invalid_request"),
+            ({"truncation_side": "middle"}, 400, "invalid_request"),
             ({"input": [1, 2]}, 400, "invalid_request"),
             ({"input": [[1, 2], [3]]}, 400, "invalid_request"),
             ({"input": ["soup", [1]]}, 400, "invalid_request"),
@@ -585,10 +619,13 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": 1, "top_n": 2}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncation": False}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
+    ("/v1/rerank", {"query": QUERY, "documents": [{"text": "a"}], "rank_fields": ["title"]}, 400, ""),
+    ("/classify", {"input": "http://example/photo.jpg", "modality": "image"}, 400, ""),
     ("/v1/embed", {"texts": []}, 400, ""),
     ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "embedding_types": ["int8"]}, 400, ""),
     ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "max_tokens": MOST_TOKENS - 1}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "model": "judge"}, 400, ""),
     ("/score", {"text_1": QUERY}, 400, ""),
     ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400, ""),
