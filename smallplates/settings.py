@@ -32,7 +32,16 @@ FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
 Protocol = Literal[
-    "v2", "tfserving", "torchserve", "openai", "huggingface", "cloud", "tei", "rerank", "ollama"
+    "v2",
+    "tfserving",
+    "torchserve",
+    "openai",
+    "huggingface",
+    "cloud",
+    "tei",
+    "rerank",
+    "ollama",
+    "weaviate",
 ]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]

@@ -80,6 +80,7 @@ PROTOCOLS = {
     "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
     "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
     "ollama": ("[Ollama](embedding-protocols.md#ollama)", ("requests",)),
+    "weaviate": ("[Weaviate](embedding-protocols.md#weaviate)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
 
@@ -89,6 +90,7 @@ ONLY = {
     "tei": tei.TASKS,
     "rerank": (RANKING,),
     "ollama": (EMBEDDING,),
+    "weaviate": (EMBEDDING,),
 }
 """Protocol -> its tasks, if it is not for all."""
 

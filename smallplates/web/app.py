@@ -37,6 +37,7 @@ from smallplates.web.dialects import (
     tei,
     tfserving,
     torchserve,
+    weaviate,
 )
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
@@ -59,6 +60,7 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "tei": tei.DIALECT,
     "rerank": rerank.DIALECT,
     "ollama": ollama.DIALECT,
+    "weaviate": weaviate.DIALECT,
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 

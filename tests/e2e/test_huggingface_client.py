@@ -230,6 +230,10 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
         ("/api/embeddings", {"prompt": "a", "name": "words", "options": {}}),
         ("/api/show", {"model": "words", "name": "words"}),
     ],
+    "weaviate": [
+        ("/vectors", {"text": "a", "config": {"task_type": "query", "dimensions": 2}}),
+        ("/vectors", {"texts": ["a", "b"], "config": {"pooling_strategy": "cls"}, "model": "words"}),
+    ],
     "huggingface": [
         ("/", {"inputs": TEXT, "parameters": {"top_k": 2}, "model": "feelings"}),
         ("/", {"inputs": SENTENCES, "parameters": {}, "model": "words"}),

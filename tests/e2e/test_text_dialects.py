@@ -1,4 +1,4 @@
-"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere, vLLM, Ollama.
+"""Embeddings, ranking and classes of texts by all protocols for them alone.
 
 `test_huggingface_client.py` sends them hostile bodies.
 """
@@ -541,6 +541,32 @@ def test_ollama_lists_the_models_for_embeddings(url: str) -> None:
     assert requests.get(f"{url}/api/version", timeout=60).json() == {"version": __version__}
 
 
+# Weaviate
+
+
+@pytest.mark.parametrize("task", [("query", "warm "), ("passage", "table "), (None, "")])
+def test_weaviates_container(url: str, task: tuple[str | None, str]) -> None:
+    config = {"pooling_strategy": "masked_mean", "task_type": task[0], "dimensions": 2}
+    texts = ["soup", f"table {LONG}"]
+    same = [
+        native(url, text=task[1] + text, truncate=True, normalize=True, dimensions=2) for text in texts
+    ]
+    for text, vector in zip(texts, same, strict=True):
+        empty = {"dims": 0, "vector": None, "error": ""}  # which the database sends, too
+        found = answer(f"{url}/vectors", {"text": text, "config": config, **empty})
+        assert found == {"text": text, "vector": pytest.approx(vector, abs=1e-6), "dim": 2}
+    several = answer(f"{url}/vectors", {"texts": texts, "config": config})
+    assert several == {"vectors": [pytest.approx(each, abs=1e-6) for each in same], "dims": 2}
+    assert answer(f"{url}/vectors", {"text": "soup", "config": None})["dim"] == DIMENSIONS
+
+
+def test_what_weaviate_asks_at_its_start(url: str) -> None:
+    for path in ("/.well-known/live", "/.well-known/ready"):
+        response = requests.get(url + path, timeout=60)
+        assert (response.status_code, response.content) == (204, b"")
+    assert requests.get(f"{url}/meta", timeout=60).json()["model_id"] == "words"
+
+
 # all of them
 
 REFUSED: list[tuple[str, Json, int, str]] = [
@@ -645,6 +671,12 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/api/embeddings", {"input": "soup"}, 400, ""),
     ("/api/show", {"model": "judge"}, 400, ""),
     ("/api/show", {"model": "nobody"}, 404, ""),
+    ("/vectors", {"text": ""}, 400, ""),
+    ("/vectors", {"text": None, "config": None}, 400, ""),
+    ("/vectors", {"texts": []}, 400, ""),
+    ("/vectors", {"texts": ["soup", ""]}, 400, ""),
+    ("/vectors", {"text": "soup", "config": {"dimensions": DIMENSIONS + 1}}, 400, ""),
+    ("/vectors", {"text": "soup", "model": "judge"}, 400, ""),
     ("/api/chat", {"model": "words", "messages": []}, 404, ""),
     ("/api/generate", {"model": "words", "prompt": "soup"}, 404, ""),
     ("/api/pull", {"model": "words"}, 404, ""),
@@ -662,7 +694,7 @@ def test_what_is_refused(url: str, path: str, content: Json, status: int, kind: 
         assert error["error_type"] == kind
     elif path in ("/v2/rerank", "/v1/embed", "/v2/embed"):
         assert set(error) == {"id", "message"}
-    elif path.startswith("/api/"):
+    elif path.startswith(("/api/", "/vectors")):
         assert set(error) == {"error"}
         assert isinstance(error["error"], str)
     else:
