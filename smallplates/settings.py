@@ -31,7 +31,18 @@ ROOT = PACKAGE.parent
 FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
-Protocol = Literal["v2", "tfserving", "torchserve", "openai", "huggingface", "cloud", "tei", "rerank"]
+Protocol = Literal[
+    "v2",
+    "tfserving",
+    "torchserve",
+    "openai",
+    "huggingface",
+    "cloud",
+    "tei",
+    "rerank",
+    "ollama",
+    "weaviate",
+]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -221,7 +232,8 @@ class Settings(BaseSettings):
     model's own tokenizer; by default they are refused, because most clients send those of OpenAI's."""
 
     api_key: SecretStr | None = Field(default=None, min_length=1)
-    """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`."""
+    """If set, `/predict` and the other inference paths require `Authorization: Bearer KEY`, or
+    `api-key: KEY`."""
 
     admin_key: SecretStr | None = Field(default=None, min_length=1)
     """If set, v2's repository calls can load models and versions; such requests need this key as a

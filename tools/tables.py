@@ -79,6 +79,8 @@ PROTOCOLS = {
     "cloud": ("[SageMaker and Vertex AI](sagemaker-and-vertex.md)", ("requests", "tensors")),
     "tei": ("[TEI](embedding-protocols.md#tei)", ("requests",)),
     "rerank": ("[Reranking](embedding-protocols.md#reranking)", ("requests",)),
+    "ollama": ("[Ollama](embedding-protocols.md#ollama)", ("requests",)),
+    "weaviate": ("[Weaviate](embedding-protocols.md#weaviate)", ("requests",)),
 }
 """Protocol -> its name, and how clients may call a model in it."""
 
@@ -87,6 +89,8 @@ ONLY = {
     "huggingface": (*huggingface.KINDS,),
     "tei": tei.TASKS,
     "rerank": (RANKING,),
+    "ollama": (EMBEDDING,),
+    "weaviate": (EMBEDDING,),
 }
 """Protocol -> its tasks, if it is not for all."""
 

@@ -40,6 +40,11 @@ class Timings:
     tokens: int = 0
     """Tokens of all inputs of a model that takes texts, special tokens included, after truncation."""
 
+    @property
+    def total_s(self) -> float:
+        """From admission until the answer is complete."""
+        return self.decode_s + self.queue_s + self.infer_s + self.output_s
+
 
 @dataclass
 class Totals:

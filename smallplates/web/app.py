@@ -31,11 +31,13 @@ from smallplates.web.dialects import (
     cloud,
     huggingface,
     native,
+    ollama,
     openai,
     rerank,
     tei,
     tfserving,
     torchserve,
+    weaviate,
 )
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
@@ -57,6 +59,8 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "cloud": cloud.DIALECT,  # before TEI, whose bodies it answers at /invocations
     "tei": tei.DIALECT,
     "rerank": rerank.DIALECT,
+    "ollama": ollama.DIALECT,
+    "weaviate": weaviate.DIALECT,
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 

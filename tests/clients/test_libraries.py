@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import cohere
+import ollama
 import openai
 import pytest
 import requests
 from haystack import Document
 from haystack_integrations.components.rankers.huggingface_api import HuggingFaceTEIRanker
-from langchain_openai import OpenAIEmbeddings
+from langchain_openai import AzureOpenAIEmbeddings, OpenAIEmbeddings
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
 from tests import servers
@@ -47,6 +48,25 @@ def test_langchain(url: str, vectors: list[list[float]]) -> None:
     texts = OpenAIEmbeddings(**options, check_embedding_ctx_length=False)
     assert texts.embed_documents(TEXTS) == [pytest.approx(vector, abs=1e-6) for vector in vectors]
     assert texts.embed_query(TEXTS[0]) == pytest.approx(vectors[0], abs=1e-6)
+
+
+def test_langchain_with_azure(url: str, vectors: list[list[float]]) -> None:
+    options = {"azure_endpoint": url, "api_key": "EMPTY", "api_version": "2024-10-21"}
+    texts = AzureOpenAIEmbeddings(**options, model=ALIAS, check_embedding_ctx_length=False)
+    assert texts.embed_documents(TEXTS) == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+
+
+def test_ollama(url: str, vectors: list[list[float]]) -> None:
+    client = ollama.Client(url)
+    answer = client.embed(model="words:latest", input=TEXTS, options={"num_ctx": 512}, keep_alive=0)
+    assert answer.embeddings == [pytest.approx(vector, abs=1e-6) for vector in vectors]
+    assert client.embeddings(model="words", prompt=TEXTS[0]).embedding
+    (model, _) = client.list().models
+    assert (model.model, client.show("words").capabilities) == ("words:latest", ["embedding"])
+    for call in (client.embed, client.chat, client.pull):
+        with pytest.raises(ollama.ResponseError) as unknown:
+            call("nobody")
+        assert unknown.value.status_code == 404
 
 
 def test_langchains_default_fails_and_says_what_to_do(url: str) -> None:

@@ -105,6 +105,14 @@ def test_the_bodies_of_hugging_faces_containers(texts: str) -> None:
     assert vector == pytest.approx(answer(f"{texts}/predict/words", {"text": TEXT})["embedding"])
 
 
+def test_the_pairs_of_langchains_cross_encoder(texts: str) -> None:
+    pairs = [("soup", text) for text in (*TEXTS, "soup " * 100)]
+    scores = answer(f"{texts}/invocations", {"text_pairs": pairs})["scores"]
+    asked = {"query": "soup", "texts": [text for _, text in pairs], "truncate": True}
+    ranks = answer(f"{texts}/predict/judge", asked)["ranking"]
+    assert {rank["index"]: rank["score"] for rank in ranks} == pytest.approx(dict(enumerate(scores)))
+
+
 def test_images(images: str) -> None:
     data = pictures.jpeg()
     encoded = base64.b64encode(data).decode()
@@ -159,6 +167,10 @@ def test_a_python_class(own: str) -> None:
         ({"inputs": 3}, 422, ""),
         ({"text": 3}, 422, "text"),
         ({"words": TEXT}, 422, "text"),
+        ({"text_pairs": []}, 422, "SERVING_MAX_REQUEST_ITEMS"),
+        ({"text_pairs": [["a", "b", "c"]]}, 422, "text_pairs"),
+        ({"text_pairs": [["a", ""], ["", "b"]]}, 400, "empty"),
+        ({"text_pairs": [["a", "b"]], "model": "words"}, 424, "ranking"),
     ],
 )
 @pytest.mark.parametrize("path", ["/invocations", PREDICT])

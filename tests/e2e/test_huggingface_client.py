@@ -208,6 +208,7 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
     "openai": [
         ("/v1/embeddings", {"input": ["a"], "dimensions": 2, "encoding_format": "base64"}),
         ("/embeddings", {"input": [[1, 2]], "model": "words"}),
+        ("/openai/deployments/words/embeddings", {"input": ["a"], "model": "judge"}),
     ],
     "tei": [
         ("/embed", EMBED),
@@ -221,7 +222,17 @@ BODIES: dict[str, list[tuple[str, Json]]] = {
     "rerank": [
         ("/v1/rerank", PAIRS),
         ("/v2/rerank", {"query": "soup", "documents": ["a"], "model": "judge"}),
+        ("/invocations", {"text_pairs": [["a", "b"]], "model": "judge"}),
         ("/score", {"text_1": ["soup"], "text_2": ["a", "b"], "queries": None, "documents": "b"}),
+    ],
+    "ollama": [
+        ("/api/embed", {"input": ["a"], "model": "words:latest", "truncate": True, "dimensions": 2}),
+        ("/api/embeddings", {"prompt": "a", "name": "words", "options": {}}),
+        ("/api/show", {"model": "words", "name": "words"}),
+    ],
+    "weaviate": [
+        ("/vectors", {"text": "a", "config": {"task_type": "query", "dimensions": 2}}),
+        ("/vectors", {"texts": ["a", "b"], "config": {"pooling_strategy": "cls"}, "model": "words"}),
     ],
     "huggingface": [
         ("/", {"inputs": TEXT, "parameters": {"top_k": 2}, "model": "feelings"}),

@@ -735,6 +735,8 @@ def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> 
             "/v1/score",
             "/models/{model}",
         ),
+        *("/openai/v1/embeddings", "/openai/deployments/{model}/embeddings"),
+        *("/api/embed", "/api/embeddings", "/api/show", "/vectors"),
     }
     of_all = {
         *("/v2/models/{model}/infer", "/v1/models/{model}:predict", "/predictions/{model}"),

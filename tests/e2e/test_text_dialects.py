@@ -1,4 +1,4 @@
-"""Embeddings, ranking and classes of texts by the protocols of OpenAI, TEI, Jina, Cohere and vLLM.
+"""Embeddings, ranking and classes of texts by all protocols for them alone.
 
 `test_huggingface_client.py` sends them hostile bodies.
 """
@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import openai
 import pytest
 import requests
 
+from smallplates import __version__
 from tests import exports, text_service
 from tests.text_service import ALIAS, DIMENSIONS, MOST_TOKENS
 
@@ -107,6 +109,20 @@ def test_openai_embeddings(url: str, path: str, name: str | None, dimensions: in
         ({"input": f"table {LONG}", "truncate": "END"}, {"text": f"table {MOST}"}),
         ({"input": f"table {LONG}", "truncate": True}, {"text": f"table {MOST}"}),
         ({"input": f"{LONG} table", "truncate": "START"}, {"text": f"{MOST}table"}),
+        (
+            {"input": f"{LONG} table", "truncate_prompt_tokens": -1, "truncation_side": "left"},
+            {"text": f"{MOST}table"},
+        ),
+        ({"input": "soup", "prompt_name": "recipes", "task": "query"}, {"text": "cold soup"}),
+        ({"input": "soup", "normalized": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "normalize": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "use_activation": False}, {"text": "soup", "normalize": False}),
+        ({"input": "soup", "normalized": True, "use_activation": None}, {"text": "soup"}),
+        (
+            {"input": "soup", "embed_dtype": "float32", "endianness": "native", "modality": "text"},
+            {"text": "soup"},
+        ),
+        ({"input": "soup", "add_special_tokens": True, "return_multivector": False}, {"text": "soup"}),
     ],
 )
 def test_fields_of_vllm_nim_voyage_and_jina(url: str, content: Json, same: Json) -> None:
@@ -118,7 +134,8 @@ def test_fields_of_vllm_nim_voyage_and_jina(url: str, content: Json, same: Json)
     ("change", "cure"),
     [
         ({"encoding_type": "binary"}, "leave out encoding_type, or send float"),
-        ({"late_chunking": True}, "leave out late_chunking"),
+        ({"late_chunking": True}, "leave out late_chunking, or send false"),
+        ({"embed_dtype": "float16"}, "leave out embed_dtype, or send float32"),
     ],
 )
 def test_how_to_go_on_without_what_is_missing(url: str, change: Json, cure: str) -> None:
@@ -170,6 +187,37 @@ def test_errors_of_openais_client(client: openai.OpenAI) -> None:
         client.embeddings.create(input=[[9906, 1917]], model=ALIAS)
     assert "check_embedding_ctx_length=False" in foreign.value.message
     assert "SERVING_ACCEPT_TOKEN_IDS" in foreign.value.message
+
+
+def azure(url: str, key: str) -> openai.AzureOpenAI:
+    """Azure's client, unmodified."""
+    version = "2024-10-21"
+    return openai.AzureOpenAI(azure_endpoint=url, api_version=version, api_key=key, max_retries=0)
+
+
+def test_azures_client(tmp_path: Path) -> None:
+    """The name of a deployment is a model's name, and the key is in a header of its own."""
+    with text_service.running(tmp_path, SERVING_API_KEY="guest") as url:
+        with azure(url, "guest") as client:
+            vectors = client.embeddings.create(input=DOCUMENTS, model=ALIAS)
+        plain = openai.OpenAI(base_url=f"{url}/v1", api_key="guest", max_retries=0)
+        second = openai.OpenAI(base_url=f"{url}/openai/v1", api_key="guest", max_retries=0)
+        with plain, second:
+            for each in (plain, second):
+                same = each.embeddings.create(input=DOCUMENTS, model=ALIAS)
+                assert (vectors.data, vectors.model) == (same.data, ALIAS)
+        with azure(url, "thief") as wrong, pytest.raises(openai.AuthenticationError) as refused:
+            wrong.embeddings.create(input=DOCUMENTS, model=ALIAS)
+        assert refused.value.code == "invalid_api_key"
+
+
+def test_errors_of_azures_client(url: str) -> None:
+    with azure(url, "any") as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.embeddings.create(input=DOCUMENTS, model="nobody")
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError, match="/openai/deployments/words/chat/completions"):
+            client.chat.completions.create(messages=[{"role": "user", "content": "a"}], model="words")
 
 
 def test_own_token_ids_are_accepted_by_a_setting(other_url: str) -> None:
@@ -366,6 +414,18 @@ def test_rerank_as_voyage(url: str, form: Json, texts: Json) -> None:
     assert found["data"] == expected
 
 
+def test_the_end_of_long_texts_that_vllm_names(url: str) -> None:
+    texts = {"query": QUERY, "documents": [f"awful {LONG} wonderful"]}
+    for side in ("left", "right"):
+        more = {"truncation_side": side, "truncate_prompt_tokens": -1}
+        fields = {"query": QUERY, "texts": texts["documents"], "truncation_direction": side}
+        same = answer(f"{url}/predict/judge", {**fields, "truncate": True})["ranking"][0]["score"]
+        (rank,) = answer(f"{url}/v1/rerank", {**texts, **more})["results"]
+        (pair,) = answer(f"{url}/v1/score", {"queries": QUERY, **texts, **more})["data"]
+        assert (rank["relevance_score"], pair["score"]) == (pytest.approx(same), pytest.approx(same))
+        assert (same > 0.5) is (side == "left")
+
+
 def test_ranking_of_nim(url: str, other_url: str) -> None:
     content = {"query": {"text": QUERY}, "passages": [{"text": text} for text in [*DOCUMENTS, LONG]]}
     same = {"query": QUERY, "documents": [*DOCUMENTS, LONG], "raw_scores": True}
@@ -382,7 +442,7 @@ def test_ranking_of_nim(url: str, other_url: str) -> None:
 def test_coheres_embeddings(url: str, other_url: str, path: str, types: Json) -> None:
     content = {"texts": ["soup", LONG], "model": "words", "input_type": "search_query"}
     for base, dimensions in ((url, None), (other_url, 2)):
-        more = {"embedding_types": types, "output_dimension": dimensions}
+        more = {"embedding_types": types, "output_dimension": dimensions, "max_tokens": MOST_TOKENS}
         found = answer(base + path, {**content, **more})
         vectors = found["embeddings"]
         if types or path == "/v2/embed":
@@ -438,6 +498,75 @@ def test_raw_scores_of_documents(url: str, fields: Json, is_raw: bool) -> None:
     assert sorted((each["score"] for each in scores), reverse=True) == expected
 
 
+# Ollama
+
+
+@pytest.mark.parametrize("name", ["words", "words:latest", f"{ALIAS}:latest", None])
+def test_ollama_embed(url: str, name: str | None) -> None:
+    texts = [f"table {LONG}", "warm soup"]
+    more = {"options": {"num_ctx": 8}, "keep_alive": "5m", "truncate": None}
+    found = answer(f"{url}/api/embed", {"model": name, "input": texts, "dimensions": 2, **more})
+    assert (found["model"], found["load_duration"]) == (name or "words", 0)
+    assert found["total_duration"] > 0
+    assert found["prompt_eval_count"] == MOST_TOKENS + 4
+    for text, vector in zip(texts, found["embeddings"], strict=True):
+        same = native(url, text=text, dimensions=2, normalize=True, truncate=True)
+        assert vector == pytest.approx(same, abs=1e-6)
+    (alone,) = answer(f"{url}/api/embed", {"input": "soup", "dimensions": 0})["embeddings"]
+    assert alone == pytest.approx(native(url, text="soup"), abs=1e-6)
+
+
+def test_ollamas_first_path_returns_the_vector_as_the_network_has_it(url: str) -> None:
+    for text in ("warm soup", f"table {LONG}"):
+        found = answer(f"{url}/api/embeddings", {"model": "words:latest", "prompt": text})
+        same = native(url, text=text, normalize=False, truncate=True)
+        assert found == {"embedding": pytest.approx(same, abs=1e-6)}
+        assert np.linalg.norm(same) != pytest.approx(1, abs=0.1)
+
+
+def test_ollama_lists_the_models_for_embeddings(url: str) -> None:
+    models = requests.get(f"{url}/api/tags", timeout=60).json()["models"]
+    assert [model["name"] for model in models] == ["words:latest", f"{ALIAS}:latest"]
+    for model in models:
+        assert model["model"] == model["name"]
+        assert model["details"]["quantization_level"] == "fp32"
+        assert model["modified_at"].endswith("+00:00")
+        for field in ("model", "name"):
+            shown = answer(f"{url}/api/show", {field: model["name"], "verbose": True})
+            assert shown["capabilities"] == ["embedding"]
+            info = shown["model_info"]
+            family = info["general.architecture"]
+            assert info[f"{family}.context_length"] == MOST_TOKENS
+            assert info[f"{family}.embedding_length"] == DIMENSIONS
+    assert requests.get(f"{url}/api/version", timeout=60).json() == {"version": __version__}
+
+
+# Weaviate
+
+
+@pytest.mark.parametrize("task", [("query", "warm "), ("passage", "table "), (None, "")])
+def test_weaviates_container(url: str, task: tuple[str | None, str]) -> None:
+    config = {"pooling_strategy": "masked_mean", "task_type": task[0], "dimensions": 2}
+    texts = ["soup", f"table {LONG}"]
+    same = [
+        native(url, text=task[1] + text, truncate=True, normalize=True, dimensions=2) for text in texts
+    ]
+    for text, vector in zip(texts, same, strict=True):
+        empty = {"dims": 0, "vector": None, "error": ""}  # which the database sends, too
+        found = answer(f"{url}/vectors", {"text": text, "config": config, **empty})
+        assert found == {"text": text, "vector": pytest.approx(vector, abs=1e-6), "dim": 2}
+    several = answer(f"{url}/vectors", {"texts": texts, "config": config})
+    assert several == {"vectors": [pytest.approx(each, abs=1e-6) for each in same], "dims": 2}
+    assert answer(f"{url}/vectors", {"text": "soup", "config": None})["dim"] == DIMENSIONS
+
+
+def test_what_weaviate_asks_at_its_start(url: str) -> None:
+    for path in ("/.well-known/live", "/.well-known/ready"):
+        response = requests.get(url + path, timeout=60)
+        assert (response.status_code, response.content) == (204, b"")
+    assert requests.get(f"{url}/meta", timeout=60).json()["model_id"] == "words"
+
+
 # all of them
 
 REFUSED: list[tuple[str, Json, int, str]] = [
@@ -456,6 +585,13 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"embedding_type": ["float", "binary"]}, 400, "invalid_request"),
             ({"encoding_type": "ubinary"}, 400, "invalid_request"),
             ({"late_chunking": True}, 400, "invalid_request"),
+            ({"return_multivector": True}, 400, "invalid_request"),
+            ({"add_special_tokens": False}, 400, "invalid_request"),
+            ({"embed_dtype": "bfloat16"}, 400, "invalid_request"),
+            ({"endianness": "big"}, 400, "invalid_request"),
+            ({"modality": "image"}, 400, "invalid_request"),
+            ({"prompt_name": "nothing"}, 400, "invalid_request"),
+            ({"truncation_side": "middle"}, 400, "invalid_request"),
             ({"input": [1, 2]}, 400, "invalid_request"),
             ({"input": [[1, 2], [3]]}, 400, "invalid_request"),
             ({"input": ["soup", [1]]}, 400, "invalid_request"),
@@ -509,15 +645,41 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v1/rerank", {"query": QUERY, "documents": ["a"], "top_k": 1, "top_n": 2}, 400, ""),
     ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncation": False}, 400, ""),
     ("/rerank", {"query": QUERY, "documents": ["a"], "model": "words"}, 400, ""),
+    ("/v1/rerank", {"query": QUERY, "documents": [{"text": "a"}], "rank_fields": ["title"]}, 400, ""),
+    ("/classify", {"input": "http://example/photo.jpg", "modality": "image"}, 400, ""),
     ("/v1/embed", {"texts": []}, 400, ""),
     ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "embedding_types": ["int8"]}, 400, ""),
     ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, ""),
+    ("/v2/embed", {"texts": ["soup"], "max_tokens": MOST_TOKENS - 1}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "model": "judge"}, 400, ""),
     ("/score", {"text_1": QUERY}, 400, ""),
     ("/score", {"text_1": [QUERY, QUERY], "text_2": DOCUMENTS}, 400, ""),
     ("/score", {"text_1": [], "text_2": []}, 400, ""),
     ("/v1/score", {"text_1": QUERY, "text_2": LONG}, 400, ""),
+    ("/api/embed", {"input": "soup", "model": "nobody:latest"}, 404, ""),
+    ("/api/embed", {"input": "soup", "model": "words:small"}, 404, ""),
+    ("/api/embed", {"input": "soup", "model": "judge"}, 400, ""),
+    ("/api/embed", {"input": LONG, "truncate": False}, 400, ""),
+    ("/api/embed", {"input": "soup", "dimensions": DIMENSIONS + 1}, 400, ""),
+    ("/api/embed", {"input": "soup", "dimensions": -1}, 400, ""),
+    ("/api/embed", {"input": [1, 2]}, 400, ""),
+    ("/api/embed", {"input": []}, 400, ""),
+    ("/api/embed", {"input": ["soup", ""]}, 400, ""),
+    ("/api/embed", {"prompt": "soup"}, 400, ""),
+    ("/api/embeddings", {"prompt": ""}, 400, ""),
+    ("/api/embeddings", {"input": "soup"}, 400, ""),
+    ("/api/show", {"model": "judge"}, 400, ""),
+    ("/api/show", {"model": "nobody"}, 404, ""),
+    ("/vectors", {"text": ""}, 400, ""),
+    ("/vectors", {"text": None, "config": None}, 400, ""),
+    ("/vectors", {"texts": []}, 400, ""),
+    ("/vectors", {"texts": ["soup", ""]}, 400, ""),
+    ("/vectors", {"text": "soup", "config": {"dimensions": DIMENSIONS + 1}}, 400, ""),
+    ("/vectors", {"text": "soup", "model": "judge"}, 400, ""),
+    ("/api/chat", {"model": "words", "messages": []}, 404, ""),
+    ("/api/generate", {"model": "words", "prompt": "soup"}, 404, ""),
+    ("/api/pull", {"model": "words"}, 404, ""),
 ]
 """Path, body, status, and the code or type of the error, where the protocol has one."""
 
@@ -532,6 +694,9 @@ def test_what_is_refused(url: str, path: str, content: Json, status: int, kind: 
         assert error["error_type"] == kind
     elif path in ("/v2/rerank", "/v1/embed", "/v2/embed"):
         assert set(error) == {"id", "message"}
+    elif path.startswith(("/api/", "/vectors")):
+        assert set(error) == {"error"}
+        assert isinstance(error["error"], str)
     else:
         assert set(error) == {"error", "detail"}
         assert error["error"]["message"] == error["detail"]
@@ -598,6 +763,7 @@ def test_a_compressed_body_that_names_its_model(url: str) -> None:
         ("/v1/embeddings", "input", {}),
         ("/tokenize", "inputs", {}),
         ("/score", "text_2", {"text_1": "a"}),
+        ("/api/embed", "input", {}),
     ],
 )
 def test_many_long_texts_hold_up_nobody_for_long(url: str, path: str, name: str, more: Json) -> None:

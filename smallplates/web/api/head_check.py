@@ -17,7 +17,9 @@ from smallplates.web.http.middleware import AccessLogMiddleware, ErrorShape
 from smallplates.web.http.protocol import Refusal
 from smallplates.web.http.request_context import RequestContext, to_client_error
 
-ADMISSION = {name.encode(): name for name in ("authorization", "x-request-timeout-ms", "x-priority")}
+ADMISSION = {
+    name.encode(): name for name in ("authorization", "api-key", "x-request-timeout-ms", "x-priority")
+}
 """Headers that `Pipeline.admit` reads."""
 
 ANY_ID = b"0123456789abcdef0123456789abcdef"

@@ -36,15 +36,15 @@ BEARER = HTTPBearer(scheme_name="bearer", auto_error=False)  # for OpenAPI only;
 
 
 class KeyCheck:
-    """Compares bearer tokens with a key in constant time; without a key, everything is allowed."""
+    """Compares what requests send with a key, in constant time; without a key, all are allowed."""
 
     def __init__(self, key: SecretStr | None, kind: str = "API") -> None:
         self._kind = kind
         self._key = key.get_secret_value().encode() if key else None
 
-    def check(self, authorization: str) -> None:
-        """Checks an Authorization header or the gRPC metadata of that name. Raises UnauthorizedError."""
-        if not self.accepts(authorization):
+    def check(self, authorization: str, api_key: str = "") -> None:
+        """Checks the headers Authorization and api-key, or gRPC metadata. Raises UnauthorizedError."""
+        if not (self.accepts(authorization) or self.matches(api_key.encode("latin-1", "replace"))):
             raise UnauthorizedError(f"a valid {self._kind} key is needed: Authorization: Bearer KEY")
 
     def accepts(self, authorization: str) -> bool:
@@ -157,7 +157,7 @@ class Pipeline:
         A drain that begins later does not refuse it. Raises UnauthorizedError, InvalidRequestError or
         DrainingError.
         """
-        self.check_key.check(headers.get("authorization", ""))
+        self.check_key.check(headers.get("authorization", ""), headers.get("api-key", ""))
         timeout_ms = parse_timeout(headers.get("x-request-timeout-ms"), self.largest_timeout_ms)
         bulk = parse_priority(headers.get("x-priority"))
         self.service.check_accepting()

@@ -1,7 +1,8 @@
 """What Amazon SageMaker and Google Vertex AI expect of a container. Requests call the default model.
 
 A body is JSON with `instances`, answered with `predictions`; JSON with `inputs` or `texts`, answered as
-by Hugging Face's containers; or what `/predict` takes, answered as there. The platforms send any content
+by Hugging Face's containers; JSON with `text_pairs`, as LangChain's `SagemakerEndpointCrossEncoder`
+sends it; or what `/predict` takes, answered as there. The platforms send any content
 type or none, so only the body counts. Vertex AI names its paths in AIP_PREDICT_ROUTE and
 AIP_HEALTH_ROUTE.
 """
@@ -15,9 +16,10 @@ import msgspec
 from fastapi import Response
 
 from smallplates.errors import ConfigurationError, InvalidRequestError
+from smallplates.models.task_kinds import RANKING
 from smallplates.tasks.base import Fields, Task
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
-from smallplates.web.api.dialect import Dialect, Routes
+from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.fields import (
     MAX_IDS,
     TOP_K,
@@ -36,9 +38,11 @@ from smallplates.web.api.pipeline import (
     call_of,
     parse_number,
 )
+from smallplates.web.api.texts import input_of
 from smallplates.web.dialects import huggingface, native, tei, tfserving
 from smallplates.web.http.body import decode_json, json_response
-from smallplates.web.inference.served_model import Input, check_count
+from smallplates.web.http.request_context import RequestContext
+from smallplates.web.inference.served_model import Answer, Input, check_count
 
 KINDS = tei.ANY | huggingface.KINDS
 WHOLE = re.compile(rb"(-?\d+)\.0+")
@@ -51,6 +55,7 @@ class Whose(msgspec.Struct):
     instances: Raw = msgspec.UNSET
     inputs: Raw = msgspec.UNSET
     texts: Raw = msgspec.UNSET
+    text_pairs: Raw = msgspec.UNSET
 
 
 class Instances(msgspec.Struct):
@@ -58,6 +63,12 @@ class Instances(msgspec.Struct):
 
     instances: list[msgspec.Raw]
     parameters: dict[str, msgspec.Raw] | None = None
+
+
+class PairsRequest(msgspec.Struct):
+    """A body of LangChain's."""
+
+    text_pairs: list[tuple[str, str]]
 
 
 WHOSE, INSTANCES = msgspec.json.Decoder(Whose), msgspec.json.Decoder(Instances)
@@ -114,6 +125,18 @@ def fields_of(task: Task, parameters: dict[str, msgspec.Raw], instance: msgspec.
     return fields
 
 
+def scores(_: CatalogEntry, asked: PairsRequest, size: int) -> Call:
+    """Returns the call for pairs of texts. Raises RequestError."""
+
+    def respond(answer: Answer, _: RequestContext) -> Response:
+        return json_response({"scores": [best["score"] for best, *_ in answer.candidates]})
+
+    pairs = [
+        input_of(size, query=query, texts=[text], truncate=True) for query, text in asked.text_pairs
+    ]
+    return Call(pairs, respond=respond)
+
+
 def whole(value: msgspec.Raw) -> msgspec.Raw:
     """Returns 2.0 as 2, and other values as they are: clients of Vertex AI have only floats."""
     found = WHOLE.fullmatch(memoryview(value))
@@ -123,13 +146,17 @@ def whole(value: msgspec.Raw) -> msgspec.Raw:
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds SageMaker's paths, and those that Vertex AI names in the environment."""
     service, others = pipeline.service, huggingface.finder(routes, catalog)
+    pairs = routes.finder({RANKING: BodyKind(PairsRequest, scores, {"text_pairs": [tei.TEXTS]})})
 
     def find(body: bytes, **_: str) -> Target[Any]:
         entry = catalog.find(service.default)
         whose = Whose() if JSON_OBJECT.match(body) is None else decode_json(WHOSE, body)
         is_other = (whose.inputs, whose.texts) != (msgspec.UNSET, msgspec.UNSET)
-        if is_other and entry.model.description.task in KINDS:
-            return others(body)
+        if entry.model.description.task in KINDS:
+            if whose.text_pairs is not msgspec.UNSET:
+                return pairs(body)
+            if is_other:
+                return others(body)
         return Target(entry.model, partial(decode, entry, whose), entry.signature)
 
     for path in paths("/invocations", "AIP_PREDICT_ROUTE"):

@@ -1,7 +1,7 @@
-"""OpenAI's API for embeddings: `/v1/embeddings`, `/v1/models`; and Infinity's `/classify` beside it.
+"""OpenAI's API for embeddings, also as Azure has it, and its models; Infinity's `/classify` beside it.
 
-Vectors always have the length 1. TensorFlow Serving's dialect also has the paths of models, and
-TorchServe's has `/models`; they describe them as OpenAI does, too.
+Vectors have the length 1, unless a body says otherwise. TensorFlow Serving's dialect also has the paths
+of models, and TorchServe's has `/models`; they describe them as OpenAI does, too.
 """
 
 import time
@@ -29,6 +29,9 @@ from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
 
+AZURE = ("/openai/v1/embeddings", "/openai/deployments/{model}/embeddings")
+"""Azure OpenAI's paths; the query's `api-version` is ignored."""
+
 MAX_TEXTS = 2048
 CODES = {
     NotFoundError.code: "model_not_found",
@@ -53,6 +56,18 @@ CUTS: dict[Any, dict[str, Any]] = {
 """`truncate` -> the fields of the task."""
 
 
+ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("output_dtype", "embedding_type", "encoding_type"), ("float", ["float"])),
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+    "modality": ("text",),
+    "add_special_tokens": (True,),
+    "late_chunking": (False,),
+    "return_multivector": (False,),
+}
+"""Field of a body -> what it may be, besides null; with anything else, vectors would differ."""
+
+
 class OpenAIError(BaseModel):
     """What went wrong: `message`, `type`, `param` and `code`; Jina's clients read the `detail`."""
 
@@ -63,9 +78,11 @@ class OpenAIError(BaseModel):
 class EmbeddingsRequest(msgspec.Struct):
     """The body of a call.
 
-    vLLM has `truncate_prompt_tokens`, NIM has `truncate` and `input_type`, Voyage and Mistral have
-    `output_...`, Voyage has `truncation`, and Jina has `task`, `late_chunking` and `embedding_type`,
-    which LlamaIndex calls `encoding_type`.
+    vLLM has `truncate_prompt_tokens`, `truncation_side`, `add_special_tokens`, `embed_dtype`,
+    `endianness`, and `use_activation`, formerly `normalize`. NIM has `truncate` and `input_type`.
+    Voyage and Mistral have `output_...`, and Voyage has `truncation`. Jina has `task`, `normalized`,
+    `late_chunking`, `return_multivector` and `embedding_type`, which LlamaIndex calls `encoding_type`.
+    Infinity has `modality`, and TEI has `prompt_name`.
     """
 
     input: Texts
@@ -76,19 +93,27 @@ class EmbeddingsRequest(msgspec.Struct):
     encoding_type: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     truncate: bool | Literal["NONE", "START", "END"] | None = None
     truncation: bool | None = None
     input_type: str | None = None
     task: str | None = None
+    prompt_name: str | None = None
+    normalized: bool | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
     late_chunking: bool | None = None
+    return_multivector: bool | None = None
+    add_special_tokens: bool | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
+    modality: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError, which msgspec reports, for vectors that a client would misread."""
-        for name in ("output_dtype", "embedding_type", "encoding_type"):
-            if getattr(self, name) not in (None, "float", ["float"]):
-                raise ValueError(f"vectors are floats: leave out {name}, or send float")
-        if self.late_chunking:
-            raise ValueError("every text has a vector of its own: leave out late_chunking")
+        for name, values in ONLY.items():
+            if getattr(self, name) not in (None, *values):
+                raise ValueError(f"leave out {name}, or send {str(values[0]).lower()}")
 
 
 class ClassifyRequest(msgspec.Struct):
@@ -96,6 +121,7 @@ class ClassifyRequest(msgspec.Struct):
 
     input: Texts
     raw_scores: Literal[False] | None = None
+    modality: Literal["text"] | None = None
 
 
 def error_response(error: ServingError, _: RequestContext) -> Response:
@@ -111,10 +137,12 @@ def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
     task: Any = entry.model.task
     dimensions = asked.output_dimension if asked.dimensions is None else asked.dimensions
-    form = {"normalize": True, "dimensions": dimensions or None, **cut_of(asked, task.max_tokens)}
+    normalize = False not in (asked.normalized, asked.normalize, asked.use_activation)
+    form: dict[str, Any] = {"normalize": normalize, "dimensions": dimensions or None}
+    form |= cut_of(asked, task.max_tokens)
     kind = asked.input_type or asked.task or ""
     names = (name for name in (kind, *PROMPTS.get(kind, ())) if name in task.prompts)
-    form["prompt_name"] = next(names, None)
+    form["prompt_name"] = asked.prompt_name or next(names, None)
     inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
     return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))
 
@@ -123,16 +151,16 @@ def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
     """Returns whether and where texts of more than `most` tokens are cut. Raises InvalidRequestError."""
     if asked.truncate_prompt_tokens is None:
         return CUTS.get(asked.truncation if asked.truncate is None else asked.truncate, {})
-    return cut_to(asked.truncate_prompt_tokens, most)
+    return cut_to(asked.truncate_prompt_tokens, most, asked.truncation_side)
 
 
-def cut_to(tokens: int, most: int) -> dict[str, Any]:
-    """Returns the same for vLLM's `truncate_prompt_tokens`. Raises InvalidRequestError."""
+def cut_to(tokens: int, most: int, side: str | None = None) -> dict[str, Any]:
+    """Returns the same for a maximum of tokens, -1 for the model's own. Raises InvalidRequestError."""
     if tokens != -1 and tokens < most:
         raise InvalidRequestError(
-            f"texts are cut to {most} tokens only: truncate_prompt_tokens must be -1 or at least {most}"
+            f"texts are cut to {most} tokens only: send at least {most}, or no maximum"
         )
-    return {"truncate": True}
+    return {"truncate": True, "truncation_direction": side}
 
 
 def respond(entry: CatalogEntry, in_base64: bool, answer: Answer, _: RequestContext) -> Response:
@@ -172,7 +200,7 @@ def usage(answer: Answer) -> dict[str, int]:
 def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths."""
     example = {"input": ["The soup was warm.", "It rains."]}
-    for path in ("/v1/embeddings", "/embeddings"):
+    for path in ("/v1/embeddings", "/embeddings", *AZURE):
         kinds = {EMBEDDING: BodyKind(EmbeddingsRequest, call_of, example)}
         routes.by_body(path, "Embed texts", kinds)
     texts = BodyKind(ClassifyRequest, classify, example)
@@ -195,6 +223,6 @@ DIALECT = Dialect(
     error_response,
     OpenAIError,
     takes_tensors=False,
-    prefixes=("/v1/",),
+    prefixes=("/v1/", "/openai/"),
     about="For OpenAI's client libraries: embeddings. Infinity's classes of texts.",
 )

@@ -42,14 +42,16 @@ class Scores(msgspec.Struct, kw_only=True):
 
 
 class RerankRequest(Scores):
-    """The body of `/rerank`; `top_k` and `truncation` are Voyage's."""
+    """The body of `/rerank`; `top_k` and `truncation` are Voyage's, `rank_fields` is Cohere's."""
 
     query: str
     documents: list[str | Document]
     top_n: int | None = None
     top_k: int | None = None
     truncation: bool | None = None
+    truncation_side: Literal["left", "right"] | None = None
     return_documents: bool | None = None
+    rank_fields: list[Literal["text"]] | None = None
 
 
 class Passage(Document):
@@ -74,6 +76,7 @@ class EmbedRequest(msgspec.Struct):
     embedding_types: list[Literal["float"]] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
     output_dimension: int | None = None
+    max_tokens: int | None = None
 
 
 class ScoreRequest(Scores):
@@ -84,6 +87,7 @@ class ScoreRequest(Scores):
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
@@ -102,8 +106,8 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
         given = " and ".join(map(str, sorted(counts)))
         raise InvalidRequestError(f"top_n, or top_k, must be one number of at least 0, not {given}")
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
-    cut = asked.truncation is not False
-    query = input_of(size, query=asked.query, texts=texts, truncate=cut, raw_scores=asked.is_raw)
+    form = {"truncate": asked.truncation is not False, "truncation_direction": asked.truncation_side}
+    query = input_of(size, query=asked.query, texts=texts, raw_scores=asked.is_raw, **form)
     kept = texts if asked.return_documents else []
     respond = partial(rerank_response, entry, kept)
     return Call([query], top_k=max(counts, default=0) or None, respond=respond)
@@ -146,6 +150,9 @@ def ranking_response(answer: Answer, _: RequestContext) -> Response:
 def embed(entry: CatalogEntry, asked: EmbedRequest, size: int) -> Call:
     """Returns the call for vectors of texts. Raises RequestError."""
     truncate, dimensions = asked.truncate or "END", asked.output_dimension
+    if asked.max_tokens is not None:
+        task: Any = entry.model.task
+        openai.cut_to(asked.max_tokens, task.max_tokens)
     same = openai.EmbeddingsRequest(
         [*asked.texts], dimensions, truncate=truncate, input_type=asked.input_type
     )
@@ -186,7 +193,7 @@ def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
     form: dict[str, Any] = {"raw_scores": asked.is_raw}
     if asked.truncate_prompt_tokens is not None:
         task: Any = entry.model.task
-        form |= openai.cut_to(asked.truncate_prompt_tokens, task.max_tokens)
+        form |= openai.cut_to(asked.truncate_prompt_tokens, task.max_tokens, asked.truncation_side)
     inputs = [input_of(size, query=query, texts=texts, **form) for query, texts in pairs]
     return Call(inputs, respond=partial(score_response, entry))
 

@@ -132,8 +132,7 @@ def error_response(error: ServingError, _: RequestContext) -> Response:
 def reply(entry: CatalogEntry, texts: Sequence[str], content: Any, answer: Answer) -> Response:
     """Returns an answer, with what it took in headers, in characters, tokens and ms."""
     times = answer.timings
-    total = times.decode_s + times.queue_s + times.infer_s + times.output_s
-    seconds = (total, times.decode_s, times.queue_s, times.infer_s, times.infer_s)
+    seconds = (times.total_s, times.decode_s, times.queue_s, times.infer_s, times.infer_s)
     headers = {name: f"{1000 * value:.0f}" for name, value in zip(TIMES, seconds, strict=True)}
     headers["x-compute-type"] = "gpu" if entry.model.report.on_gpu else "cpu"
     headers["x-compute-characters"] = str(sum(map(len, texts)))

@@ -134,12 +134,13 @@ def test_methods_that_no_route_has_are_not_allowed(client: httpx.AsyncClient) ->
 
 def test_no_path_ends_in_a_slash(client: httpx.AsyncClient) -> None:
     transport: Any = client._transport
+    own = ("/v1/", "/v2", "/openai/", "/api/")  # protocols with errors of their own for unknown paths
     for route in (each for each in transport.app.routes if isinstance(each, Route)):
         path = re.sub("{.*?}", "x", route.path)
         for method in ("GET", "POST") if path != "/" else ():
             answer = asyncio.run(client.request(method, f"{path}/"))
             assert answer.status_code == 404, (method, path, answer.text)
-            assert ("error" in answer.json()) == path.startswith(("/v1/", "/v2")), answer.text
+            assert ("error" in answer.json()) == path.startswith(own), answer.text
 
 
 def test_a_listed_origin_may_read_every_header_of_an_answer(client: httpx.AsyncClient) -> None:
