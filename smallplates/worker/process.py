@@ -42,7 +42,7 @@ from smallplates.models.folder import Model
 from smallplates.models.task_kinds import PYTHON, kind_of
 from smallplates.settings import Settings
 from smallplates.system import cpus
-from smallplates.system.pdeathsig import die_with_parent
+from smallplates.system.pdeathsig import die_with_parent, die_with_writer
 from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.choice import device_for
 from smallplates.worker.executor import BatchExecutor, InFlightBatch
@@ -283,6 +283,7 @@ def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
     args = TypeAdapter(WorkerArgs).validate_python(json.load(sys.stdin))
     die_with_parent(args.parent)
+    die_with_writer(args.lifeline_fd)  # with the processes that a Python class starts
     keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
     configure_logging(settings, model=args.model)

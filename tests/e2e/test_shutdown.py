@@ -1,10 +1,11 @@
 """A service that is told to end answers what it has accepted, and leaves no process behind."""
 
 import http.client
+import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -109,3 +110,24 @@ def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_pro
         assert len(children) >= 2
         server.kill()
         assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["fork", "run"])
+def test_sigkill_ends_what_a_python_class_has_started(
+    fake_settings: dict[str, str], tmp_path: Path, does: str
+) -> None:
+    described = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
+    (model := tmp_path / "own").mkdir()
+    (model / "model.json").write_text(json.dumps(described))
+    settings = fake_settings | {"SERVING_MODEL_DIR": str(model), "FAKE_SIZES": str(tmp_path / "sizes")}
+    with fake_service(settings) as (url, server):
+        request = {"number": 1, "does": does}
+        assert requests.post(f"{url}/predict", json=request, timeout=60).json()["number"] == 1
+        child = psutil.Process(int((tmp_path / "gate.child").read_text()))
+        try:
+            server.kill()
+            wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
