@@ -12,8 +12,8 @@ previous batch and gathers the next. On a CPU a second thread would take a core 
 import signal
 
 if __name__ == "__main__":  # Ctrl-C signals the whole process group, but the supervisor stops us
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):  # the latter: our group logs, too
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)  # the last one: our group logs, too
 
 import contextlib
 import ctypes

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from tests.e2e.services import WORKER, fake_service, hold, predict, programs
+from tests.e2e.services import WEB, WORKER, fake_service, hold, predict, programs
 from tests.fake.backend import command
 from tests.servers import wait_for
 
@@ -34,10 +34,19 @@ def test_a_second_sigterm_changes_nothing_and_a_sigint_ends_at_once(
         assert isinstance(held.exception(), requests.ConnectionError)
 
 
-@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_sigterm_under_load_answers_all_and_exits_with_0(
-    fake_settings: dict[str, str], web_processes: str
+@pytest.mark.parametrize(
+    ("number", "web_processes"),
+    [
+        (signal.SIGTERM, "1"),
+        pytest.param(signal.SIGTERM, "2", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_under_load_lets_it_answer_all_and_exit_with_0(
+    fake_settings: dict[str, str], number: signal.Signals, web_processes: str
 ) -> None:
+    """A terminal that is closed sends SIGHUP to all processes of the group."""
     settings = {**fake_settings, "FAKE_MS": "20"}
     with fake_service(settings, web_processes=web_processes) as (url, server):
         statuses: list[int] = []
@@ -55,7 +64,8 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
         with ThreadPoolExecutor(8) as executor:
             asking = [executor.submit(ask) for _ in range(8)]
             assert enough.wait(60)
-            server.terminate()
+            for process in [server, *(programs(server, WEB) if number == signal.SIGHUP else ())]:
+                process.send_signal(number)
             for future in asking:
                 future.result()
         assert server.wait(60) == 0
