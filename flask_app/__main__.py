@@ -4,8 +4,9 @@ import os
 import signal
 
 if __name__ == "__main__":  # before all imports: the kernel discards what process 1 has no handler for
-    for early in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(early, lambda *_: os._exit(0))
+    for early in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if early != signal.SIGHUP or signal.getsignal(early) is not signal.SIG_IGN:  # nohup
+            signal.signal(early, lambda *_: os._exit(0))
 
 import logging
 import re
@@ -33,7 +34,7 @@ NOT_OURS = re.compile(
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit status: 2 when a setting is wrong, else 0."""
+    """Serves until a signal. Returns the exit status: 2 when a setting is wrong, else 0."""
     for level, prefix in (("INFO", ""), ("WARNING", "warning: "), ("ERROR", "error: ")):
         logging.addLevelName(getattr(logging, level), prefix)
     logging.basicConfig(level=logging.INFO, format=FORMAT, datefmt="%H:%M:%S")

@@ -58,9 +58,10 @@ class Server:
         self._stopping = False
 
     def serve(self) -> None:
-        """Serves until SIGTERM or SIGINT, then answers what was accepted, for STOP_WITHIN_S at most."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        """Serves until a signal, then answers what was accepted, for STOP_WITHIN_S at most."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._stop)
         logger.info("page on http://%s:%d", self._host, self._port)
         if not self._is_guarded and self._is_public():
             action = "set UI_PASSWORD_FILE, or UI_TRUSTED_PROXY to a proxy that checks visitors"

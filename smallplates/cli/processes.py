@@ -22,6 +22,7 @@ from smallplates.logging import Sink
 from smallplates.settings import Settings
 from smallplates.system import cpus, python
 from smallplates.system.pdeathsig import set_pdeathsig
+from smallplates.system.signals import ending_signals
 
 NOT_TOLD = {"model_dir", "models", "host", "port", "log_format"}
 """Settings that other lines tell, or that differ from their default under this command."""
@@ -101,9 +102,8 @@ class Stop:
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         """What has arrived. Its `put` may interrupt itself and `get`; an Event's `set` deadlocks."""
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, self._on_signal)
+        for number in (*ending_signals(), signal.SIGALRM):
+            signal.signal(number, self._on_signal)
 
     def wait(self, seconds: float) -> bool:
         """Waits for a signal, this many seconds at most; returns whether one has ever arrived."""

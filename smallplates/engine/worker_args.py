@@ -47,6 +47,9 @@ class WorkerArgs:
     done_fds: tuple[int, ...]
     """Write ends of the done pipes, one for each web process."""
 
+    lifeline_fd: int
+    """Read end of a pipe to which nobody writes; its writer is the supervisor's process alone."""
+
     epoll_fd: int | None = None
     """Descriptor of this worker's `worker.queue.exclusive_epoll`."""
 
@@ -56,6 +59,6 @@ class WorkerArgs:
     @property
     def fds(self) -> tuple[int, ...]:
         """Descriptors that the worker inherits."""
-        own = (self.memory_fd, self.counts_fd, self.control_fd, self.status_fd)
+        own = (self.memory_fd, self.counts_fd, self.lifeline_fd, self.control_fd, self.status_fd)
         both = (*own, *chain(*self.work_pipes), *self.done_fds)
         return both if self.epoll_fd is None else (*both, self.epoll_fd)

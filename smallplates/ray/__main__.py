@@ -11,6 +11,7 @@ from ray import serve
 from smallplates.ray.local import cluster
 from smallplates.settings import Settings
 from smallplates.system import cpus
+from smallplates.system.signals import ending_signals
 
 
 def main() -> int:
@@ -35,7 +36,7 @@ def main() -> int:
     )
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt its `get` and `put`
     with cluster(arguments.replicas, cores, arguments.host, arguments.port):
-        for number in (signal.SIGINT, signal.SIGTERM):  # Ray has set its own, which end the process
+        for number in ending_signals():  # Ray has set its own, which end the process
             signal.signal(number, lambda number, _: signals.put(number))
         serve.run(one_a_node.bind())
         signals.get()

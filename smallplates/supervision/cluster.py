@@ -35,6 +35,7 @@ from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
 from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_exit
 from smallplates.system.open_files import allow_open_files
+from smallplates.system.signals import ending_signals
 from smallplates.web.server import listen
 from smallplates.web.sockets import bind, reserve
 
@@ -81,7 +82,7 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             self._listener = stack.enter_context(bind(self._settings))
             stack.enter_context(reserve(self._settings, shared=True))  # the web processes listen
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ending_signals():
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
             parent = metrics_parent()
             folder = parent and stack.enter_context(scratch.folder(METRICS, parent))

@@ -133,6 +133,7 @@ class Supervisor:
             self._done_fds = tuple(writer for _, writer in self._done)
             self._suspects = Suspects(self.memory, self._work_fds, self._done_fds)
             self._wakeup = managed_pipe(stack, 0)
+            self._lifeline, _ = managed_pipe(stack, 0)
             readers = [reader for reader, _ in self._work]
             for fd in (*self._wakeup, *readers):
                 os.set_blocking(fd, False)
@@ -320,6 +321,7 @@ class Supervisor:
             counts_fd=self._counts.fd,
             work_pipes=self._work,
             done_fds=self._done_fds,
+            lifeline_fd=self._lifeline,
             epoll_fd=epoll.fileno() if epoll else None,
         )
 

@@ -1,9 +1,11 @@
-"""Parent-death signal: kills a process when its parent dies.
+"""What ends with a process: its children, by the parent-death signal, and their process groups.
 
 Separate from `signals.py`, which must not import ctypes before its handlers are set.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 
@@ -23,3 +25,17 @@ def die_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent dies. Raises SystemExit if it already has."""
     if not set_pdeathsig(parent, signal.SIGKILL):
         raise SystemExit(1)
+
+
+def die_with_writer(pipe: int) -> None:
+    """Makes the kernel kill this process's group when the last writer of a pipe closes it, or dies.
+
+    `pipe` is an inherited reader, and nobody may write to it. The group has the processes that a
+    Python class starts, which know nothing of this one's parent.
+    """
+    with contextlib.suppress(OSError):  # not Linux's own kernel, or no /proc
+        # a description of our own: each can signal only one group
+        reader = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(reader, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)

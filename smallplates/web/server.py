@@ -25,6 +25,7 @@ from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.settings import Settings
 from smallplates.system.open_files import allow_open_files
+from smallplates.system.signals import ending_signals
 from smallplates.web.http.protocol import Connections, HttpProtocol
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.sockets import allow_reuse, bind, cannot_listen, reserve
@@ -84,7 +85,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         """Makes signals call `on_signal` instead of ending the process, so the exit code is 0."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             loop.add_signal_handler(number, self.on_signal, number)
         yield
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from smallplates.engine.backend import Trial
 from smallplates.errors import ConfigurationError, in_one_line
+from smallplates.logging import logger
 from smallplates.models.comparison import difference
 from smallplates.models.description import Kind
 from smallplates.models.folder import Model
@@ -148,6 +149,8 @@ def choose(
             raise ConfigurationError("SERVING_PRECISION=fp16 needs a GPU")
         reasons = reasons or "the runtime does not support it"
         raise ConfigurationError(f"SERVING_PRECISION={precision} cannot be used on a CPU: {reasons}")
+    if usable[0].max_difference < math.inf:  # the settings leave out what it has to agree with
+        shared_choice(scratch, "not-compared", partial(warn, usable[0]))
     if len(usable) == 1:
         reason = reasons or "it is the only one available"
         if precision != "auto":
@@ -165,6 +168,15 @@ def choose(
         others = (*trials[1:], *refusals)
         reason = "; ".join(f"{other.runtime} in {other.precision}: {other.reason}" for other in others)
     return Choice(best.runtime, best.precision, reason, [*trials, *refusals], best.largest_size)
+
+
+def warn(unchecked: Candidate) -> None:
+    """Logs that wrong answers of a candidate would not be noticed."""
+    logger().warning(
+        "answers are not compared with the reference",
+        runtime=unchecked.runtime,
+        precision=unchecked.precision,
+    )
 
 
 def attempt(compute: Callable[[], Any]) -> tuple[Any, str]:

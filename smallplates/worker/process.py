@@ -12,8 +12,8 @@ previous batch and gathers the next. On a CPU a second thread would take a core 
 import signal
 
 if __name__ == "__main__":  # Ctrl-C signals the whole process group, but the supervisor stops us
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):  # the latter: our group logs, too
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)  # the last one: our group logs, too
 
 import contextlib
 import ctypes
@@ -42,7 +42,7 @@ from smallplates.models.folder import Model
 from smallplates.models.task_kinds import PYTHON, kind_of
 from smallplates.settings import Settings
 from smallplates.system import cpus
-from smallplates.system.pdeathsig import die_with_parent
+from smallplates.system.pdeathsig import die_with_parent, die_with_writer
 from smallplates.worker import batch_sizes, cuda_driver, warmup
 from smallplates.worker.choice import device_for
 from smallplates.worker.executor import BatchExecutor, InFlightBatch
@@ -283,6 +283,7 @@ def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
     args = TypeAdapter(WorkerArgs).validate_python(json.load(sys.stdin))
     die_with_parent(args.parent)
+    die_with_writer(args.lifeline_fd)  # with the processes that a Python class starts
     keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
     configure_logging(settings, model=args.model)

@@ -1,10 +1,11 @@
 """A service that is told to end answers what it has accepted, and leaves no process behind."""
 
 import http.client
+import json
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import requests
 
-from tests.e2e.services import WORKER, fake_service, hold, predict, programs
+from tests.e2e.services import WEB, WORKER, fake_service, hold, predict, programs
 from tests.fake.backend import command
 from tests.servers import wait_for
 
@@ -33,10 +34,19 @@ def test_a_second_sigterm_changes_nothing_and_a_sigint_ends_at_once(
         assert isinstance(held.exception(), requests.ConnectionError)
 
 
-@pytest.mark.parametrize("web_processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_sigterm_under_load_answers_all_and_exits_with_0(
-    fake_settings: dict[str, str], web_processes: str
+@pytest.mark.parametrize(
+    ("number", "web_processes"),
+    [
+        (signal.SIGTERM, "1"),
+        pytest.param(signal.SIGTERM, "2", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "1", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, "2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_under_load_lets_it_answer_all_and_exit_with_0(
+    fake_settings: dict[str, str], number: signal.Signals, web_processes: str
 ) -> None:
+    """A terminal that is closed sends SIGHUP to all processes of the group."""
     settings = {**fake_settings, "FAKE_MS": "20"}
     with fake_service(settings, web_processes=web_processes) as (url, server):
         statuses: list[int] = []
@@ -54,7 +64,8 @@ def test_sigterm_under_load_answers_all_and_exits_with_0(
         with ThreadPoolExecutor(8) as executor:
             asking = [executor.submit(ask) for _ in range(8)]
             assert enough.wait(60)
-            server.terminate()
+            for process in [server, *(programs(server, WEB) if number == signal.SIGHUP else ())]:
+                process.send_signal(number)
             for future in asking:
                 future.result()
         assert server.wait(60) == 0
@@ -109,3 +120,24 @@ def test_sigkill_leaves_no_process_behind(fake_settings: dict[str, str], web_pro
         assert len(children) >= 2
         server.kill()
         assert not psutil.wait_procs(children, timeout=60)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["fork", "run"])
+def test_sigkill_ends_what_a_python_class_has_started(
+    fake_settings: dict[str, str], tmp_path: Path, does: str
+) -> None:
+    described = {"name": "own", "version": "1", "task": "tests.fake.python_task:Obedient"}
+    (model := tmp_path / "own").mkdir()
+    (model / "model.json").write_text(json.dumps(described))
+    settings = fake_settings | {"SERVING_MODEL_DIR": str(model), "FAKE_SIZES": str(tmp_path / "sizes")}
+    with fake_service(settings) as (url, server):
+        request = {"number": 1, "does": does}
+        assert requests.post(f"{url}/predict", json=request, timeout=60).json()["number"] == 1
+        child = psutil.Process(int((tmp_path / "gate.child").read_text()))
+        try:
+            server.kill()
+            wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()

@@ -6,7 +6,7 @@ that TEI doesn't have keep their status.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import Response
@@ -99,7 +99,7 @@ class RerankRequest(Form):
     query: str
     texts: list[str]
     return_text: bool | None = None
-    top_n: int | None = None
+    top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class PredictRequest(Form):
@@ -173,7 +173,7 @@ def rerank(entry: CatalogEntry, asked: RerankRequest, size: int) -> Call:
         return reply(entry, [asked.query, *texts], ranks, answer)
 
     query = input_of(size, query=asked.query, texts=texts, **asked.fields)
-    return Call([query], top_k=max(asked.top_n or 0, 0) or None, respond=respond)
+    return Call([query], top_k=asked.top_n or None, respond=respond)
 
 
 def predict(entry: CatalogEntry, asked: PredictRequest, size: int) -> Call:

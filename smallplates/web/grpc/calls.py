@@ -43,6 +43,9 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+MAX_DETAIL = 600
+"""Characters of an error, up to 12 bytes each; with over 8 KB of metadata, clients lose the status."""
+
 Message = Any  # protobuf creates its classes at run time
 Context = Any  # grpc.aio.ServicerContext, which is untyped
 Content = dict[str, Any]
@@ -205,4 +208,4 @@ async def abort(context: Context, request_context: RequestContext) -> None:
     code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
     retry_after = error.headers.get("Retry-After")
     trailing = (("retry-after", retry_after),) if retry_after else ()
-    await context.abort(code, error.detail, trailing)
+    await context.abort(code, error.detail[:MAX_DETAIL], trailing)

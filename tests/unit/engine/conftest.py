@@ -38,5 +38,6 @@ def worker_args(memory: Memory, **own: Any) -> WorkerArgs:
         "layout": memory.layout,
         "memory_fd": memory.fd,
         "counts_fd": memory.counts.fd,
+        "lifeline_fd": 0,
     }
     return WorkerArgs(**usual | own)

@@ -189,10 +189,11 @@ def read_all(browser: socket.socket) -> bytes:
     return b"".join(iter(lambda: browser.recv(65536), b""))
 
 
-def test_the_end_waits_for_what_was_accepted(stub: StubApi) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_waits_for_what_was_accepted(stub: StubApi, number: signal.Signals) -> None:
     with page_before(stub) as (port, process):
         with asking(port, stub) as answers:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             until(lambda: refused(port), "new connections to be refused")
         assert answers[0][0] == 200
         assert process.wait(60) == 0

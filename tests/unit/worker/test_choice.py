@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnxruntime as ort
 import pytest
+from structlog.testing import capture_logs
 
 from fastapi_onnx import cuda
 from fastapi_onnx.backend import OnnxBackend
@@ -171,6 +172,26 @@ def test_the_setting_and_the_verdict_decide(
     info = backend.load(model_with(tmp_path, verdict, listed), settings)
     assert (info.precision, info.precision_reason) == (precision, reason)
     assert compute_logits(backend, precision_check.sample_images((224, 224))).shape == (8, 11)
+
+
+@pytest.mark.parametrize(
+    ("values", "warnings"),
+    [
+        ({"precision": "int8", "cpu_runtime": "onnxruntime"}, [("onnxruntime", "int8")]),
+        ({"precision": "fp32", "cpu_runtime": "onnxruntime"}, []),
+    ],
+)
+def test_one_instance_warns_of_answers_that_are_not_compared(
+    tmp_path: Path, values: dict[str, str], warnings: list[tuple[str, str]]
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    settings = Settings.model_validate({"device": "cpu", **values})
+    model = model_with(tmp_path, {})
+    with capture_logs() as logs:
+        for _ in range(2):
+            OnnxBackend().load(model, settings, scratch)
+    found = [line for line in logs if line["event"] == "answers are not compared with the reference"]
+    assert [(line["runtime"], line["precision"]) for line in found] == warnings
 
 
 def test_without_an_int8_file_auto_is_fp32_and_int8_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""`smallplates.web.grpc.calls`: what a client learns of an error."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from smallplates.errors import NotFoundError
+from smallplates.web.grpc.calls import abort
+from smallplates.web.http.request_context import RequestContext
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_long_detail_does_not_hide_the_status() -> None:
+    """As the names of hundreds of models, or what a Python class raises."""
+
+    async def fail(_: object, context: Any) -> None:
+        await abort(context, RequestContext("id", error=NotFoundError("€" * 100_000)))
+
+    server = grpc.aio.server()
+    handlers = {"Fail": grpc.unary_unary_rpc_method_handler(fail)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/test/Fail")(b"", timeout=60)
+    finally:
+        await server.stop(None)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert str(caught.value.details()).startswith("€€€")
