@@ -1,8 +1,10 @@
-"""What a Triton with our models answers over HTTP, for the stub of `browser/stub_api.py`."""
+"""What a Triton with our models answers: for the stub of `browser/stub_api.py`, and its classes."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tests.browser.stub_api import MODEL, SURE, Reply
 
@@ -29,3 +31,9 @@ def config() -> dict[str, Any]:
         "instance_group": [{"kind": "KIND_CPU", "count": 2}],
         "parameters": {"model.json": {"string_value": json.dumps(MODEL)}},
     }
+
+
+def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+    """The same classes in the same order, probabilities within 1e-3."""
+    assert [label for label, _ in actual] == [label for label, _ in wanted]
+    np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)

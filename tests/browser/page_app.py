@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flask import Flask
+from jinja2 import FileSystemBytecodeCache
 
 from flask_app.app import create_app
 from flask_app.samples import SAMPLES
@@ -20,6 +21,7 @@ JPEG = {"Content-Type": "image/jpeg"}
 def page_app(stub: StubApi, **fields: Any) -> Iterator[Flask]:  # Any: fields of Settings
     """Yields the application; closes its connections at the end."""
     app = create_app(Settings(api_url=stub.url, **fields))
+    app.jinja_env.bytecode_cache = FileSystemBytecodeCache()  # once for all tests
     try:
         yield app
     finally:

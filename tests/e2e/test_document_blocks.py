@@ -1,8 +1,9 @@
 """Every block of shell and Python in README.md, CONTRIBUTING.md and docs/ does what the page says.
 
-Each page has a folder like the repository's, with made-up models and inputs, and services of its own on
-free ports. A block runs as it is printed, except for the ports; what it prints must be what the page
-promises, except for times and the last digits. `tests/blocks.py` says which blocks are left out.
+Each page has a folder like the repository's, with made-up models and inputs. The services that it starts
+are its own; pages that start none share those of the made-up models. All are on free ports. A block runs
+as it is printed, except for the ports; what it prints must be what the page promises, except for times
+and the last digits. `tests/blocks.py` says which blocks are left out.
 """
 
 import json
@@ -12,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +40,22 @@ CHANGING = r"dur=[\d.]+|[\d.]+ ms\b|[\d.]+ ?%|python [\d.]+\b|\b[0-9a-f]{32}\b"
 """Times, versions and ids, and percentages, which differ between precisions."""
 
 
+SHARED = re.compile(r"(exports/\w+|models/food11)?")
+"""Models that are the same for every page."""
+
+Ports = dict[str, str]
+
+
 class Page:
     """A folder in which the blocks of a page run, and the service that they ask."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shared: Callable[[str], Ports] | None = None) -> None:
+        """`shared` returns the ports of a service that other pages ask, too."""
         self.folder = folder
+        self._shared = shared
         self._service: subprocess.Popen[str] | None = None
         self._served: str | None = None
-        self._ports: dict[str, str] = {}
+        self._ports: Ports = {}
         self._env = {
             **os.environ,
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -62,7 +72,7 @@ class Page:
             self._keep_model_json(block)
         elif not block.note:
             if not SERVES.search(block.text) and re.search(r"127\.0\.0\.1|smallplates ask", block.text):
-                self._serve_models(block.served)
+                self._serve_models(block)
             if block.language == PYTHON:
                 self._python(block)
             else:
@@ -109,15 +119,22 @@ class Page:
             folder.mkdir(exist_ok=True)
             (folder / "model.json").write_text(block.text)
 
-    def _serve_models(self, served: str) -> None:
-        """Makes sure that a service runs: the page's last one, or one of this folder's model.
+    def _serve_models(self, block: Block) -> None:
+        """Makes sure that a service runs: the page's last one, or one of the block's model."""
+        if self._ports and block.served in ("", self._served):
+            return
+        if self._shared and SHARED.fullmatch(block.served) and "/repository/" not in block.text:
+            self.stop()
+            self._ports = self._shared(block.served)
+        else:
+            self.serve(block.served)
+        self._served = block.served
 
-        The first service of a page that starts none has three models.
-        """
-        if self._service is None or served not in ("", self._served):
-            models = served or "models/food11,exports/sentiment,exports/questions"
-            self._start("python -m smallplates.service fastapi_onnx", {"SERVING_MODELS": models})
-            self._served = served
+    def serve(self, model: str) -> Ports:
+        """Starts a service of a model of this folder, or of three; returns its ports."""
+        models = model or "models/food11,exports/sentiment,exports/questions"
+        self._start("python -m smallplates.service fastapi_onnx", {"SERVING_MODELS": models})
+        return self._ports
 
     def _start(self, command: str, more: dict[str, str]) -> None:
         """Starts a service in place of the one before; returns when it is ready."""
@@ -144,6 +161,7 @@ class Page:
                 if self._service.poll() is None:
                     os.killpg(self._service.pid, signal.SIGKILL)
         self._service = self._served = None
+        self._ports = {}
 
 
 def all_are_ready(url: str) -> bool:
@@ -180,7 +198,7 @@ def comparable(printed: str) -> str:
 
 
 @contextmanager
-def page_in(folder: Path) -> Iterator[Page]:
+def page_in(folder: Path, shared: Callable[[str], Ports] | None = None) -> Iterator[Page]:
     """A page's folder with everything that the documents name."""
     for name in ("bin", "exports", "path/to", "models/food11/2"):
         (folder / name).mkdir(parents=True)
@@ -211,7 +229,7 @@ def page_in(folder: Path) -> Iterator[Page]:
     shutil.copy(servers.ROOT / "flask_app/static/samples/soup.jpg", folder / "photo.jpg")
     (folder / "paragraph.txt").write_text("the soup was wonderful and warm")
     (folder / "dev.tsv").write_text("sentence\tlabel\n" + "the soup was wonderful and warm\t2\n" * 20)
-    page = Page(folder)
+    page = Page(folder, shared)
     try:
         yield page
     finally:
@@ -223,8 +241,20 @@ def has_code(path: Path) -> bool:
     return any(block.language not in DATA and not block.note for block in blocks(path))
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ports]]:
+    """Returns the ports of a model's service, which runs until the last page has asked it."""
+    with ExitStack() as stack:
+
+        @cache
+        def ports(model: str) -> Ports:
+            return stack.enter_context(page_in(tmp_path_factory.mktemp("shared"))).serve(model)
+
+        yield ports
+
+
 @pytest.mark.parametrize("path", [*filter(has_code, PAGES)], ids=lambda path: path.name)
-def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path) -> None:
-    with page_in(tmp_path) as page:
+def test_the_blocks_of_a_page_run(path: Path, tmp_path: Path, shared: Callable[[str], Ports]) -> None:
+    with page_in(tmp_path, shared) as page:
         for block in blocks(path):
             page.run(block)

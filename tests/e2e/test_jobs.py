@@ -2,12 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import jobs_command
 from benchmarks.__main__ import app
 from tests import pictures, servers
 from tests.command_line import run
@@ -15,16 +14,6 @@ from tests.command_line import run
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 IMAGES = 3
-
-
-@pytest.fixture(scope="module")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MobileNetV3-Small with random weights."""
-    folder = tmp_path_factory.mktemp("jobs") / "small"
-    options = ["--out", str(folder), "--architecture", "mobilenet_v3_small", "--classes", "10"]
-    command = [sys.executable, "-m", "benchmarks", "model", *options]
-    subprocess.run(command, cwd=servers.ROOT, check=True)
-    return folder
 
 
 @pytest.fixture
@@ -36,8 +25,15 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_all_arrangements_answer_the_same(small_model: Path, photos: Path, tmp_path: Path) -> None:
-    options = ["--model", str(small_model), "--photos", str(photos), "--backend", "fastapi_onnx"]
+def test_all_arrangements_answer_the_same(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_command, "ROOT", tmp_path)  # the model is made in `runs/`
+    monkeypatch.setattr(jobs_command, "CLASSES", 10)
+    for name in ("SERVING_CPU_RUNTIME", "SERVING_PRECISION"):
+        monkeypatch.setenv(name, servers.UNMEASURED[name])
+    network = ["--architecture", "mobilenet_v3_small"]  # with random weights
+    options = [*network, "--photos", str(photos), "--backend", "fastapi_onnx"]
     sizes = ["--images", str(IMAGES), "--at-once", "2", "--instances", "1,2"]
     files = [f"--{kind}={tmp_path / kind}" for kind in ("json", "csv", "plot")]
     said = run(app, "jobs", *options, *sizes, *files)

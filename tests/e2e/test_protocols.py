@@ -78,10 +78,12 @@ def test_overload_and_failures_in_every_shape(
         (tmp_path / "gate").touch()
         assert [next(iter(future.result().json())) for future in held] == ["9", "9"]
         for name, ask in ASKS.items():
-            for failure in (Failure.RAISE, Failure.NOT_FINITE, Failure.EXIT):
+            for failure in (Failure.RAISE, Failure.NOT_FINITE):
                 check_error(ask(url, command(failure=failure)), name, 500)
-            wait_for(lambda: requests.get(f"{url}/ping", timeout=60).status_code == 200)
             assert ask(url, command(class_index=3)).status_code == 200
+        check_error(native(url, command(failure=Failure.EXIT)), "native", 500)
+        wait_for(lambda: requests.get(f"{url}/ping", timeout=60).status_code == 200)
+        assert native(url, command(class_index=3)).status_code == 200
 
 
 PATHS = {

@@ -43,8 +43,7 @@ def test_a_port_that_is_taken_is_named(
     assert "loading" not in process.stderr
 
 
-@pytest.mark.parametrize("web_processes", ["1", "2"])
-@pytest.mark.parametrize("descriptors", [20, 24, 30])
+@pytest.mark.parametrize(("descriptors", "web_processes"), [(20, "1"), (24, "2"), (30, "1"), (30, "2")])
 def test_too_few_descriptors_are_named(
     fake_settings: dict[str, str], descriptors: int, web_processes: str
 ) -> None:
@@ -248,12 +247,11 @@ def check_it_answers_and_ends(process: subprocess.Popen[str], port: int) -> None
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
 @pytest.mark.parametrize(
-    "program",
+    ("program", "log_format"),
     [
-        ["smallplates.service", "tests.fake"],
-        ["smallplates", "serve", "--backend=tests.fake", "--no-page"],
+        (["smallplates.service", "tests.fake"], "json"),
+        (["smallplates", "serve", "--backend=tests.fake", "--no-page"], "console"),
     ],
     ids=["service", "serve"],
 )

@@ -601,7 +601,6 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"dimensions": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"dimensions": 2.5}, 400, "invalid_request"),
             ({"encoding_format": "hex"}, 400, "invalid_request"),
-            ({"output_dtype": "int8"}, 400, "invalid_request"),
             ({"embedding_type": "binary"}, 400, "invalid_request"),
             ({"output_dimension": DIMENSIONS + 1}, 400, "invalid_request"),
             ({"input": LONG, "truncation": False}, 400, "context_length_exceeded"),

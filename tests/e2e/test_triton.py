@@ -25,6 +25,7 @@ from smallplates.export.triton.build import build
 from smallplates.settings import Settings
 from tests import pictures, servers
 from tests.servers import wait_for
+from tests.triton_answers import check_same
 
 PYTHON = os.environ.get("SERVING_TEST_TRITON", "")
 MODEL = "food_classifier"
@@ -114,12 +115,6 @@ def native(url: str, photo: bytes) -> list[tuple[str, float]]:
     """What `POST /predict` says: the five best."""
     answer = requests.post(f"{url}/predict?top_k=5", data=photo, timeout=60).json()
     return [(candidate["label"], candidate["probability"]) for candidate in answer["top"]]
-
-
-def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
-    """The same classes in the same order, probabilities within 1e-3."""
-    assert [label for label, _ in actual] == [label for label, _ in wanted]
-    np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)
 
 
 def test_what_it_tells_is_what_our_front_end_tells(triton_url: str, onnx_url: str) -> None:

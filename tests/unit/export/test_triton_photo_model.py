@@ -22,6 +22,7 @@ from smallplates.tasks.image_classification import compute_logits
 from tests import pictures
 from tests.fake import triton_backend as backend
 from tests.fake.triton_backend import Request
+from tests.triton_answers import check_same
 
 SETTINGS = Settings(device="cpu", precision="fp32", max_image_pixels=1_000_000)
 PHOTOS = [pictures.jpeg(), pictures.rotated(6), pictures.encode(pictures.plate(90, 200), "PNG")]
@@ -86,11 +87,6 @@ def answer(response: Any) -> list[list[tuple[str, float]]]:
     assert labels.shape == probabilities.shape
     pairs = zip(labels.tolist(), probabilities.tolist(), strict=True)
     return [[(a.decode(), b) for a, b in zip(*pair, strict=True)] for pair in pairs]
-
-
-def check_same(actual: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
-    assert [label for label, _ in actual] == [label for label, _ in wanted]
-    np.testing.assert_allclose([p for _, p in actual], [p for _, p in wanted], atol=1e-3)
 
 
 def test_several_requests_are_one_batch(model: Any, expected: Any) -> None:

@@ -45,6 +45,7 @@ from tests import graphs
 from tests.batches import divided
 
 SLOTS = 128
+SETTINGS = Settings(device="cpu", cpu_runtime="onnxruntime")
 REFUSALS = {
     "a type": r"the type (STRING|BFLOAT16|COMPLEX\w+|FLOAT[468]\w+|U?INT[24])\b|is not a tensor",
     "no input": "the graph has no input",
@@ -95,7 +96,7 @@ class InProcess(ServedModel):
     def __init__(self, model: Model, signatures: tuple[Signature, ...]) -> None:
         self.description = model.description
         self.signatures = signatures
-        self.task = task_of(model, Settings(), {}, signatures)
+        self.task = task_of(model, SETTINGS, {}, signatures)
         self.largest_request = SLOTS
 
 
@@ -168,7 +169,7 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
             if not (needed := LIMIT_NEEDED.search(str(error))):
                 raise
             limits[needed[1]] = 1000
-    backend.load(model, Settings(device="cpu", cpu_runtime="onnxruntime"))
+    backend.load(model, SETTINGS)
     active = InProcess(model, signatures)
     (entry,) = entries_of(active)
     body, length = tritonclient.http.InferenceServerClient.generate_request_body(inputs_of(case))

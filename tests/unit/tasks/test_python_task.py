@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -284,14 +285,15 @@ def test_a_hostile_request_gets_a_short_reason(tmp_path: Path) -> None:
 @given(data=st.binary(min_size=1, max_size=50))
 def test_no_bytes_break_a_batch(data: bytes) -> None:
     assume(not re.search(rb"NaN|Infinity|\d[eE]", data))  # numbers that JSON cannot carry back
-    backend, _ = loaded(
-        Model(
-            Path("nowhere"), ModelDescription(name="a", version="1", task=f"{__name__}:Echo", files={})
-        )
-    )
-    (status, _), other = asked(backend, data, b'{"any": 1}')
+    (status, _), other = asked(echoing(), data, b'{"any": 1}')
     assert status in (Status.ANSWER, Status.NOT_JSON)
     assert other == (Status.ANSWER, '{"any":1}')
+
+
+@cache
+def echoing() -> PythonBackend:
+    described = ModelDescription(name="a", version="1", task=f"{__name__}:Echo", files={})
+    return loaded(Model(Path("nowhere"), described))[0]
 
 
 class Echo:
