@@ -6,6 +6,7 @@ Each file says itself what it is: `pytestmark` has `slow`, and `torch` if the fi
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -75,7 +76,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ends a run of the slow tests in CI where PyTorch is missing: nothing is skipped there."""
+    """Ends a run of the slow tests in CI where PyTorch is missing: nothing is skipped there.
+
+    Below nohup, programs that tests start would ignore SIGHUP, too.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # programs do not inherit a handler
     if os.environ.get("CI") and not HAS_TORCH and config.option.markexpr == "slow":
         pytest.exit("the slow tests need PyTorch: `make .venv/dev-all.installed`", returncode=1)
 

@@ -282,8 +282,8 @@ def load(worker: Worker) -> WorkerReport:
 def main() -> None:
     """Loads the model, reports the result, waits for the command to serve, and serves."""
     args = TypeAdapter(WorkerArgs).validate_python(json.load(sys.stdin))
-    die_with_parent(args.parent)
-    die_with_writer(args.lifeline_fd)  # with the processes that a Python class starts
+    if not die_with_writer(args.lifeline_fd):  # which ends what a Python class has started, too
+        die_with_parent(args.parent)
     keep_from_children(args.fds, (args.control_fd, args.status_fd))
     settings = Settings()
     configure_logging(settings, model=args.model)
