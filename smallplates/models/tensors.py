@@ -19,6 +19,9 @@ NOT_COMPARED = "it is unknown whether its items depend on each other"
 EXAMPLE_LENGTHS = (16, 64, 256)
 """Sizes of varying axes, within their limits, with which networks are tried and measured at load."""
 
+MAX_EXAMPLE = 2**22
+"""Most elements of an item that is longer than these, for memory: a batch is made up in float64."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -117,8 +120,13 @@ class Signature:
 
     @cached_property
     def example_lengths(self) -> tuple[int, ...]:
-        """Lengths to try until the network computes one: EXAMPLE_LENGTHS, and last the largest limit."""
+        """Lengths to try until the network computes one: EXAMPLE_LENGTHS, and last the largest limit.
+
+        The latter is left out if several axes would make an item of more than MAX_EXAMPLE elements.
+        """
         most = max((self.limits[axis] for axis in self.input_axes), default=EXAMPLE_LENGTHS[0])
+        if most > EXAMPLE_LENGTHS[-1] and self.elements(self.sizes_at(most)) > MAX_EXAMPLE:
+            return EXAMPLE_LENGTHS
         return (*(length for length in EXAMPLE_LENGTHS if length < most), most)
 
     def sizes(self, item: Item) -> dict[str, int]:

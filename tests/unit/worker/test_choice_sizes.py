@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,10 @@ def test_what_needs_too_much_memory_is_not_made_up() -> None:
         "cube", (TensorSpec("x", "float32", ("a", "b", "c")),), (), dict.fromkeys("abc", 4096)
     )
     assert max(size for size, _ in samples(cube).further()) == 256
+    assert cube.example_lengths == (16, 64, 256)
+    sound = Signature("sound", (TensorSpec("x", "float32", ("a",)),), (), {"a": 48000})
+    assert sound.example_lengths == (16, 64, 256, 48000)
+    assert replace(sound, limits={"a": 20}).example_lengths == (16, 20)
 
 
 def jittered(_: Array, logits: Array) -> Array:
