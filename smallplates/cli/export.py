@@ -27,6 +27,7 @@ from smallplates.export.folder import description_of, read_labels, write_descrip
 from smallplates.export.int8 import Options as Int8Options
 from smallplates.models.description import (
     INT8_KINDS,
+    Activation,
     ImagePipeline,
     Int8Verdict,
     Kind,
@@ -121,6 +122,12 @@ Mean = Annotated[
     Triple, typer.Option(help="Mean of each channel (R, G, B), from 0 to 1; by default ImageNet's.")
 ]
 Std = Annotated[Triple, typer.Option(help="Standard deviation of each channel; by default ImageNet's.")]
+Probabilities = Annotated[
+    Activation,
+    typer.Option(
+        help="How logits become probabilities; sigmoid if several classes may apply to an image."
+    ),
+]
 Int8 = Annotated[bool, typer.Option("--int8", help="Add int8 files, which are faster on CPUs.")]
 Calibrate = Annotated[Path | None, typer.Option(help="For int8: folder or zip file of typical photos.")]
 Validate = Annotated[
@@ -142,7 +149,12 @@ def size(text: str) -> tuple[int, int]:
 
 
 def pipeline(
-    resize: str, center_crop: int | None, enlarge: str | None, mean: Triple, std: Triple
+    resize: str,
+    center_crop: int | None,
+    enlarge: str | None,
+    mean: Triple,
+    std: Triple,
+    activation: Activation,
 ) -> ImagePipeline:
     """Makes the image pipeline of the command line's options. Raises ConfigurationError."""
     try:
@@ -152,6 +164,7 @@ def pipeline(
             enlarge=size(enlarge) if enlarge else None,
             mean=mean,
             std=std,
+            activation=activation,
         )
     except ValidationError as error:
         raise ConfigurationError(in_words(error)) from error
@@ -170,6 +183,7 @@ def from_torchvision(
     enlarge: Enlarge = None,
     mean: Mean = IMAGENET_MEAN,
     std: Std = IMAGENET_STD,
+    activation: Probabilities = "softmax",
     body_size: Annotated[
         int | None, typer.Option(help="Side in pixels to which the network reduces its input.")
     ] = None,
@@ -190,7 +204,7 @@ def from_torchvision(
     """Creates a model folder for both backends from the state dict of a torchvision architecture."""
     options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
-    image = pipeline(resize, center_crop, enlarge, mean, std)
+    image = pipeline(resize, center_crop, enlarge, mean, std, activation)
     description = description_of(
         image, name=name, version=version, labels=names, architecture=architecture, body_size=body_size
     )
@@ -215,6 +229,7 @@ def from_onnx(
     enlarge: Enlarge = None,
     mean: Mean = IMAGENET_MEAN,
     std: Std = IMAGENET_STD,
+    activation: Probabilities = "softmax",
     output: Annotated[
         str | None, typer.Option(help="Output with the logits; by default the first one.")
     ] = None,
@@ -225,7 +240,7 @@ def from_onnx(
     """Creates a model folder for the ONNX backend from an ONNX file and its labels."""
     options = int8_options(with_int8, calibrate, validate)
     names = read_labels(labels)
-    image = pipeline(resize, center_crop, enlarge, mean, std)
+    image = pipeline(resize, center_crop, enlarge, mean, std, activation)
     description = description_of(image, name=name, version=version, labels=names)
     graph, notes = given_graph.convert(given_graph.read(file), image.output_size, output)
     notes += given_graph.try_out(graph, image, len(names))

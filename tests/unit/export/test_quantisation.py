@@ -347,10 +347,16 @@ def test_a_graph_with_its_weights_in_another_file(exported: Path, folder_of_phot
     assert (exported / "1/model_quantized.onnx").is_file()
 
 
-def test_photos_of_several_classes_cannot_be_judged(exported: Path, folder_of_photos: Path) -> None:
-    model = Model.read(exported)
-    assert model.description.image is not None
-    model.description.image.activation = "sigmoid"
+def test_photos_of_several_classes_cannot_be_judged(
+    colour_graph: Path, folder_of_photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "labels.txt").write_text("\n".join(COLOURS))
+    run(
+        *("onnx", "--file", colour_graph, "--labels", tmp_path / "labels.txt", "--name", "tags"),
+        *("--out", tmp_path / "tags", "--resize", f"{SIDE}x{SIDE}", "--activation", "sigmoid"),
+    )
+    model = Model.read(tmp_path / "tags")
+    assert model.description.activation == "sigmoid"
     with pytest.raises(ConfigurationError, match="several classes may apply to a photo"):
         int8.add(model, Options(folder_of_photos))
 
