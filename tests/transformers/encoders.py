@@ -14,6 +14,7 @@ from torch import nn
 
 from smallplates.export import text_network
 from smallplates.models.folder import Model
+from smallplates.models.sentence_transformers import FLAG, NAMES
 from tests.transformers import folders
 
 SIZE, LINEAR = 64, 48
@@ -72,10 +73,10 @@ NETWORKS: dict[str, Callable[..., tuple[Any, Any]]] = {
 }
 
 
-def encoder(folder: Path, network: str, pooling: str | tuple[str, ...], steps: str = "") -> Path:
+def encoder(folder: Path, network: str, pooling: str, steps: str = "") -> Path:
     """The folder, then one of sentence-transformers for both backends.
 
-    `steps` may name `dense` and `normalize`.
+    `pooling` may name several, with `+` between them, `steps` may name `dense` and `normalize`.
     """
     source = folder / "source"
     source.mkdir(parents=True)
@@ -84,7 +85,8 @@ def encoder(folder: Path, network: str, pooling: str | tuple[str, ...], steps: s
     made, tokenizer = NETWORKS[network](source, "Model")
     made.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    modules: list[Any] = [models.Transformer(str(source)), models.Pooling(SIZE, pooling_mode=pooling)]
+    flags = {f"{FLAG}{flag}": name in pooling.split("+") for flag, name in NAMES.items()}
+    modules: list[Any] = [models.Transformer(str(source)), models.Pooling(SIZE, **flags)]
     if "dense" in steps:
         modules.append(models.Dense(SIZE, LINEAR, activation_function=nn.Tanh()))
     if "normalize" in steps:
