@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 class Part(StrEnum):
-    """What can be measured by itself."""
+    """A part of the measurement, which can also run alone."""
 
     DECODING = "decoding"
     ALONE = "alone"
@@ -212,7 +212,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Per batch size, alone.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Of the comparison.")] = 3,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Keeps all figures, each as soon as it is measured.")
+        Path | None, typer.Option("--json", help="File for all figures; it is written after each one.")
     ] = None,
 ) -> None:
     """Measures both backends on the first GPU, alone and served, and two other servers."""

@@ -4,7 +4,7 @@
 holds only tensors), `smallplates export onnx --file FILE ...` an ONNX file. Both write `OUT/model.json`
 and `OUT/VERSION/...`. With `--int8 --calibrate PHOTOS` they add files in int8; `smallplates quantize
 FOLDER` does that for an existing folder. `smallplates export transformers FOLDER` writes the graph of a
-network for texts, `smallplates export static FOLDER` that of static embeddings.
+network for texts, and `smallplates export static FOLDER` makes a model folder of static embeddings.
 """
 
 import itertools

@@ -6,6 +6,7 @@ Reads what Model2Vec writes, and sentence-transformers for its module StaticEmbe
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +25,9 @@ from smallplates.models.task_kinds import EMBEDDING
 MODULE = "StaticEmbedding"
 OF_MODEL2VEC = "embeddings"
 """Name of the table in Model2Vec's files; in those of sentence-transformers it is `embedding.weight`."""
+
+NOTHING = -1
+"""Stands for a token that no text has."""
 
 UNLIMITED = 8192
 """Maximum number of tokens if the model has none."""
@@ -70,16 +74,16 @@ def write(folder: Path, out: Path, name: str, max_tokens: int | None) -> ModelDe
         table = table_of(tensors)
         if (tokens := max(tokenizer.get_vocab().values(), default=0) + 1) > len(table):
             raise ValueError(f"the tokenizer has {tokens} tokens, the table only {len(table)}")
-    is_model2vecs, left_out = OF_MODEL2VEC in tensors, -1
     limit = tokenizer.truncation["max_length"] if tokenizer.truncation else None
-    if is_model2vecs and (folder / CONFIG).is_file():
-        config = read(folder / CONFIG, Config)
-        normalizes, limit = normalizes or config.normalize, config.max_length
-    if is_model2vecs:
-        left_out = unknown_token(tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     content = json.loads(tokenizer.to_str()) | {"post_processor": None}  # neither adds special tokens
+    left_out = NOTHING
+    if OF_MODEL2VEC in tensors:
+        left_out = unknown_token(tokenizer, content["model"])
+        if (folder / CONFIG).is_file():
+            config = read(folder / CONFIG, Config)
+            normalizes, limit = normalizes or config.normalize, config.max_length
     options = read_options(folder)
     description = ModelDescription(
         name=name,
@@ -132,11 +136,13 @@ def table_of(tensors: dict[str, NDArray[np.generic]]) -> NDArray[np.float32]:
     return table
 
 
-def unknown_token(tokenizer: Tokenizer) -> int:
-    """Returns the token of unknown words, which Model2Vec leaves out; -1 if there is none."""
-    model = json.loads(tokenizer.to_str())["model"]
+def unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int:
+    """Returns the token of unknown words, which Model2Vec leaves out; NOTHING if there is none.
+
+    `model` is that part of the tokenizer's JSON.
+    """
     token = tokenizer.token_to_id(model.get("unk_token") or "")
-    return model.get("unk_id", -1) if token is None else token
+    return model.get("unk_id", NOTHING) if token is None else token
 
 
 def graph_of(table: NDArray[np.float32], left_out: int) -> onnx.ModelProto:

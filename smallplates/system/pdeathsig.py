@@ -1,4 +1,4 @@
-"""What ends with a process: its children, by the parent-death signal, and their process groups.
+"""Ends processes when another one dies: a child by the parent-death signal, a process group by a pipe.
 
 Separate from `signals.py`, which must not import ctypes before its handlers are set.
 """
@@ -33,7 +33,7 @@ def die_with_writer(pipe: int) -> bool:
     `pipe` is an inherited reader, and nobody may write to it. The group has the processes that a
     Python class starts, which know nothing of this one's parent. The parent-death signal must not be
     set: it could end this process before the pipe is closed, and the kernel would forget the group.
-    Returns whether the kernel supports this. Raises SystemExit if there is no writer any more.
+    Returns whether the kernel supports this. Raises SystemExit if the last writer has already gone.
     """
     try:
         # a description of our own: each can signal only one group
