@@ -141,8 +141,8 @@ def unknown_token(tokenizer: Tokenizer, model: dict[str, Any]) -> int:
 
     `model` is that part of the tokenizer's JSON.
     """
-    token = tokenizer.token_to_id(model.get("unk_token") or "")
-    return model.get("unk_id", NOTHING) if token is None else token
+    tokens = (tokenizer.token_to_id(model.get("unk_token") or ""), model.get("unk_id"))
+    return next((token for token in tokens if token is not None), NOTHING)
 
 
 def graph_of(table: NDArray[np.float32], left_out: int) -> onnx.ModelProto:

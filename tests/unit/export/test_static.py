@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 from typer.testing import CliRunner
 
 from smallplates.cli.export import app
@@ -109,6 +111,14 @@ def test_what_the_files_say_of_texts(tmp_path: Path) -> None:
     pipeline = described[0].embedding_pipeline
     assert (pipeline.prompts, pipeline.default_prompt_name) == ({"query": "warm "}, "query")
     assert pipeline.dimensions == 4
+
+
+def test_a_tokenizer_without_a_token_for_unknown_words(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(Unigram([("a", -1.0), ("b", -2.0)], unk_id=None))
+    table = {"embeddings": np.eye(2, dtype=np.float32)}
+    folder = exported(written(tmp_path / "letters", table, tokenizer.to_str()))
+    ((best,),) = answers(folder, [{"text": "aab"}])
+    assert best["embedding"] == pytest.approx([2 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize(
