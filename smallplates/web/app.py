@@ -42,7 +42,7 @@ from smallplates.web.dialects import (
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
 from smallplates.web.dialects.v2 import http as v2
-from smallplates.web.http.middleware import AccessLogMiddleware, ErrorMiddleware
+from smallplates.web.http.middleware import RequestMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
 from smallplates.web.remote_registry import RemoteRegistry
@@ -174,20 +174,19 @@ def middleware_stack(
     metrics: Metrics,
     dialects: Sequence[Dialect],
     tracer: "Tracer | None",
-) -> AccessLogMiddleware:
+) -> RequestMiddleware:
     """Returns the middleware around the router; unlike FastAPI's, it handles errors in one place."""
-    stack: ASGIApp = ErrorMiddleware(
-        AsyncExitStackMiddleware(app.router), partial(error_shape, dialects=dialects)
-    )
+    router, shape = AsyncExitStackMiddleware(app.router), partial(error_shape, dialects=dialects)
+    stack = RequestMiddleware(router, Route, shape, metrics, tracer)
     if settings.cors_origins:
-        stack = CORSMiddleware(
-            stack,
+        stack.stack = CORSMiddleware(
+            stack.answer,
             allow_origins=settings.cors_origins,
             allow_methods=sorted(set().union(*(getattr(route, "methods", ()) for route in app.routes))),
             allow_headers=["*"],  # as any other client: unknown headers are ignored
             expose_headers=[CORS_RESPONSE_HEADERS],
         )
-    return AccessLogMiddleware(stack, metrics, tracer)
+    return stack
 
 
 def enabled_dialects(settings: Settings) -> list[Dialect]:

@@ -129,10 +129,16 @@ class Route(APIRoute):
             use = " or ".join(each for each in allowed if each != "HEAD")
             detail = f"{scope['method'][:80]} is not supported at this path; use {use}"
             raise HTTPException(405, detail, headers={"Allow": ", ".join(allowed)})
-        takes_request = self.dependant.request_param_name is not None
-        given = {"request": Request(scope, receive)} if takes_request else {}
-        response = await self.endpoint(**given, **scope["path_params"])
+        response = await self.answer(scope, receive)
         await response(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """Returns the response to a request with a supported method."""
+        if self.dependant.request_param_name is None:
+            response: Response = await self.endpoint(**scope["path_params"])
+        else:
+            response = await self.endpoint(request=Request(scope, receive), **scope["path_params"])
+        return response
 
 
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:

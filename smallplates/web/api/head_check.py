@@ -13,7 +13,7 @@ from starlette.types import Scope
 from smallplates.errors import ServingError
 from smallplates.web.api.dialect import error_shape
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.http.middleware import AccessLogMiddleware, ErrorShape
+from smallplates.web.http.middleware import RequestMiddleware, ErrorShape
 from smallplates.web.http.protocol import Refusal
 from smallplates.web.http.request_context import RequestContext, to_client_error
 
@@ -26,7 +26,7 @@ ANY_ID = b"0123456789abcdef0123456789abcdef"
 """Stands for the request's id in a prepared response; as long as the ids that the service makes."""
 
 
-def refusal(scope: Scope, pipeline: Pipeline, log: AccessLogMiddleware) -> Refusal | None:
+def refusal(scope: Scope, pipeline: Pipeline, log: RequestMiddleware) -> Refusal | None:
     """Returns the response to a refused request, which it counts and logs; None for all others.
 
     Requests that need headers of CORS are left to its middleware.

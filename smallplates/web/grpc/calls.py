@@ -106,7 +106,7 @@ def not_supported(names: tuple[str, ...], instead: str) -> dict[str, Method]:
 
 
 class Calls:
-    """The calls of a web process: reads, counts and logs them, like AccessLogMiddleware for HTTP."""
+    """The calls of a web process: reads, counts and logs them, like RequestMiddleware for HTTP."""
 
     def __init__(self, pipeline: Pipeline, tracer: "Tracer | None" = None) -> None:
         self.pipeline = pipeline

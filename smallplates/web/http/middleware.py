@@ -1,10 +1,10 @@
-"""Middleware around every HTTP request, from the outside in: access log, CORS (if enabled), errors.
+"""What is around every HTTP request: its route, its errors, our headers, log and metrics.
 
 `web.app.create_app` uses it in place of FastAPI's own stack, which handles errors in two more places.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Response
 from starlette.requests import ClientDisconnect
@@ -24,37 +24,118 @@ from smallplates.web.metrics import Metrics
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
 
+MOST_PATHS = 1024
+"""Paths whose route is remembered; a client may send many different ones."""
+
 ErrorShape = Callable[[ServingError, RequestContext], Response]
 """Returns the response for an error, in a protocol's format."""
 
 
-class AccessLogMiddleware:
-    """Creates a request's context, adds our headers to the response, and records the outcome."""
+class AnsweringRoute(Protocol):
+    """A route whose response is an object, which it does not send itself."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: "Tracer | None") -> None:
-        self.app = app
+    path: str
+    methods: Collection[str] | None
+
+    async def answer(self, scope: Scope, receive: Receive) -> Response:
+        """Returns the response to a request; `scope["path_params"]` has the path's parameters."""
+
+
+class RequestMiddleware:
+    """Finds a request's route, turns errors into responses, adds our headers, records the outcome.
+
+    The router matches a path once; from then on a dictionary has its route. If the server offers
+    `scope["respond"]`, as `HttpProtocol` does, a response is written in one step.
+    """
+
+    def __init__(
+        self,
+        router: ASGIApp,
+        answering: type[AnsweringRoute],
+        shape: Callable[[Scope], ErrorShape],
+        metrics: Metrics,
+        tracer: "Tracer | None",
+    ) -> None:
+        """`answering` is the class of routes to learn; `shape` returns how a request's errors look."""
         self.metrics = metrics
         self.tracer = tracer
+        self.stack: ASGIApp = self.answer
+        """What answers a request in ASGI's way; middleware around `answer` may take its place."""
+
+        self._router = router
+        self._answering = answering
+        self._shape = shape
+        self._found: dict[tuple[str, str], tuple[AnsweringRoute, dict[str, Any]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on; adds X-Request-ID and Server-Timing to the response."""
+        """Answers a request; the response gets X-Request-ID and Server-Timing."""
         if scope["type"] != "http":  # an ASGI server's lifespan
-            await self.app(scope, receive, send)
+            await self._router(scope, receive, send)
             return
         context = self.begin(scope)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = self.headers(context, message["status"])
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
+        respond = scope.get("respond") if self.stack == self.answer else None
         try:
-            await self.app(scope, receive, send_with_headers)
+            if respond and (found := self._found.get((scope["method"], scope["path"]))):
+                response = await self._response(scope, receive, *found)
+                if (body := getattr(response, "body", None)) is not None:
+                    added = self.headers(context, response.status_code)
+                    await respond(response.status_code, [*response.raw_headers, *added], body)
+                    return
+            else:
+                response = self.stack
+
+            async def send_with_headers(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    added = self.headers(context, message["status"])
+                    message["headers"] = [*message["headers"], *added]
+                await send(message)
+
+            await response(scope, receive, send_with_headers)
         except ClientDisconnect:
             context.status = CLIENT_GONE
         finally:
             self.record(scope)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, and learns its route.
+
+        Raises ClientDisconnect, and exceptions after the response has started.
+        """
+        key, response = (scope["method"], scope["path"]), None
+        if found := self._found.get(key):
+            response = await self._response(scope, receive, *found)
+        else:
+            try:
+                await self._router(scope, receive, send)
+            except Exception as error:
+                response = self._error(scope, error)
+            route = scope.get("route")
+            if isinstance(route, self._answering) and key[0] in (route.methods or ()):
+                if len(self._found) == MOST_PATHS:
+                    self._found.clear()
+                self._found[key] = route, scope["path_params"]
+        if response is not None:  # outside of `except`, whose traceback would keep the request's body
+            await response(scope, receive, send)
+
+    async def _response(
+        self, scope: Scope, receive: Receive, route: AnsweringRoute, parameters: dict[str, Any]
+    ) -> Response:
+        """Returns a route's response, or that to its error. Raises ClientDisconnect."""
+        scope["route"], scope["path_params"] = route, parameters
+        try:
+            return await route.answer(scope, receive)
+        except Exception as error:
+            return self._error(scope, error)
+
+    def _error(self, scope: Scope, error: Exception) -> Response:
+        """Returns the response to an error; raises it if no response can be sent any more."""
+        context: RequestContext = scope["context"]
+        if isinstance(error, ClientDisconnect):
+            raise error
+        answer = to_client_error(error, context)
+        if context.status:
+            raise error
+        return self._shape(scope)(answer, context)
 
     def begin(self, scope: Scope) -> RequestContext:
         """Puts a new context into the scope of a request, and returns it."""
@@ -94,28 +175,3 @@ def header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
-
-
-class ErrorMiddleware:
-    """Turns every exception of handlers and the router into a response."""
-
-    def __init__(self, app: ASGIApp, shape: Callable[[Scope], ErrorShape]) -> None:
-        """`shape` returns how a request's errors look."""
-        self.app = app
-        self.shape = shape
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ClientDisconnect, and exceptions of a lifespan or after the response has started."""
-        response = None
-        try:
-            await self.app(scope, receive, send)
-        except Exception as error:
-            context: RequestContext | None = scope.get("context")
-            if context is None or isinstance(error, ClientDisconnect):
-                raise
-            answer = to_client_error(error, context)
-            if context.status:
-                raise
-            response = self.shape(scope)(answer, context)
-        if response is not None:  # outside of `except`, whose traceback would keep the request's body
-            await response(scope, receive, send)

@@ -1,6 +1,6 @@
 """The context of one request, and how its outcome is counted and logged for HTTP, TCP and gRPC.
 
-`middleware.AccessLogMiddleware` creates a RequestContext for every HTTP request and calls `record` at
+`middleware.RequestMiddleware` creates a RequestContext for every HTTP request and calls `record` at
 its end; TCP and gRPC do the same. `to_client_error` keeps internal details out of responses.
 """
 
