@@ -13,7 +13,6 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
-from starlette.types import ASGIApp
 
 from smallplates import __version__
 from smallplates.logging import configure_logging, warn_of_unknown_variables

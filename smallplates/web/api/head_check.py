@@ -13,7 +13,7 @@ from starlette.types import Scope
 from smallplates.errors import ServingError
 from smallplates.web.api.dialect import error_shape
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.http.middleware import RequestMiddleware, ErrorShape
+from smallplates.web.http.middleware import ErrorShape, RequestMiddleware
 from smallplates.web.http.protocol import Refusal
 from smallplates.web.http.request_context import RequestContext, to_client_error
 

@@ -27,6 +27,7 @@ from smallplates.errors import (
     SlowBodyError,
     UnsupportedMediaTypeError,
 )
+from smallplates.web.http.protocol import cycle_of
 
 MAX_PARTS = 256  # of a form; each takes about 15 us to read
 FORM_CONFIG = {"MAX_MEMORY_FILE_SIZE": None}  # keeps files in memory instead of writing to disk
@@ -69,7 +70,11 @@ class BodyReader:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
             raise self.too_large()
-        await body.receive(request.stream())
+        cycle = cycle_of(request.receive)
+        if cycle and (content := cycle.take_body()) is not None:
+            body.take(content)
+        else:
+            await body.receive(request.stream())
         return body
 
     def too_large(self) -> PayloadTooLargeError:
@@ -103,6 +108,17 @@ class Body:
         self._reader.buffered += more
         if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
             raise OverloadedError("the memory for request bodies is full")
+
+    def take(self, content: bytes) -> None:
+        """Takes a body that has arrived. Raises PayloadTooLargeError or OverloadedError."""
+        if len(content) > self._reader.max_bytes:
+            raise self._reader.too_large()
+        try:
+            self.hold(len(content))
+        except OverloadedError:
+            self.hold(-self.size)
+            raise
+        self.content = content
 
     async def receive(self, stream: AsyncIterable[bytes]) -> None:
         """Joins all chunks. If that fails, holds nothing.

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallplates.errors import ServingError
+from smallplates.web.http.protocol import cycle_of
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
     QUIET_PATHS,
@@ -34,8 +35,9 @@ ErrorShape = Callable[[ServingError, RequestContext], Response]
 class AnsweringRoute(Protocol):
     """A route whose response is an object, which it does not send itself."""
 
-    path: str
-    methods: Collection[str] | None
+    @property
+    def methods(self) -> Collection[str] | None:
+        """The methods that it supports."""
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """Returns the response to a request; `scope["path_params"]` has the path's parameters."""
@@ -44,8 +46,8 @@ class AnsweringRoute(Protocol):
 class RequestMiddleware:
     """Finds a request's route, turns errors into responses, adds our headers, records the outcome.
 
-    The router matches a path once; from then on a dictionary has its route. If the server offers
-    `scope["respond"]`, as `HttpProtocol` does, a response is written in one step.
+    The router matches a path once; from then on a dictionary has its route. If `HttpProtocol`
+    has received the request, the response is written in one step.
     """
 
     def __init__(
@@ -73,16 +75,17 @@ class RequestMiddleware:
             await self._router(scope, receive, send)
             return
         context = self.begin(scope)
-        respond = scope.get("respond") if self.stack == self.answer else None
+        cycle = cycle_of(send) if self.stack == self.answer else None
         try:
-            if respond and (found := self._found.get((scope["method"], scope["path"]))):
+            if cycle and (found := self._found.get((scope["method"], scope["path"]))):
                 response = await self._response(scope, receive, *found)
                 if (body := getattr(response, "body", None)) is not None:
                     added = self.headers(context, response.status_code)
-                    await respond(response.status_code, [*response.raw_headers, *added], body)
+                    await cycle.respond(response.status_code, [*response.raw_headers, *added], body)
                     return
+                answer: ASGIApp = response
             else:
-                response = self.stack
+                answer = self.stack
 
             async def send_with_headers(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -90,7 +93,7 @@ class RequestMiddleware:
                     message["headers"] = [*message["headers"], *added]
                 await send(message)
 
-            await response(scope, receive, send_with_headers)
+            await answer(scope, receive, send_with_headers)
         except ClientDisconnect:
             context.status = CLIENT_GONE
         finally:
