@@ -171,6 +171,9 @@ class EngineClient:
         """The slots of the request for each submitted slot; None if the request was cancelled."""
 
         self._free: list[int] = []
+        self._to_queue: tuple[list[int], list[int]] = [], []
+        """Interactive and bulk slots whose items are written, but not queued yet."""
+
         self._has_watch = self._is_closed = False
         self._idle = asyncio.Event()
 
@@ -285,26 +288,41 @@ class EngineClient:
         deadline: float,
         bulk: bool,
     ) -> None:
-        """Writes an item into each of these slots of a request and queues them; see `Slots.submit`."""
-        memory, values, now = self.memory, [], time.monotonic()
+        """Writes an item into each of these slots of a request; see `Slots.submit`.
+
+        The event loop queues the items that it has written in one iteration together, since each
+        write to the pipe costs as much as all else here, and wakes a worker.
+        """
+        memory, now = self.memory, time.monotonic()
         for slot, item in zip(slots, items, strict=True):
             memory.write_inputs(slot, signature, item)
-        for slot in slots:
-            memory.generation[slot] = generation = (memory.generation[slot] + 1) & 0x7FFFFFFF
+            memory.generation[slot] = (memory.generation[slot] + 1) & 0x7FFFFFFF
             memory.cancelled[slot] = 0
             memory.attempts[slot] = 0
             memory.bulk[slot] = bulk
             memory.deadline[slot] = deadline
             memory.queued_at[slot] = now
-            memory.state[slot] = State.QUEUED
             self._requests[slot] = request
-            values.append(record(slot, generation))
-        share = -(-len(values) // max(1, memory.serving_workers[0]))
-        for first in range(0, len(values), share):  # each call wakes one worker
-            send(self._fds.work_fds[bulk], *values[first : first + share])
+        if not (self._to_queue[0] or self._to_queue[1]):
+            self._loop.call_soon(self._queue)
+        self._to_queue[bulk].extend(slots)
         if not self._has_watch:
             self._has_watch = True
             self._loop.call_later(0 if memory.is_asleep[0] else WATCH_S, self._watch)
+
+    def _queue(self) -> None:
+        """Queues the items that are waiting for it, in as many parts as there are workers to wake."""
+        memory, workers = self.memory, max(1, self.memory.serving_workers[0])
+        for slots, fd in zip(self._to_queue, self._fds.work_fds, strict=True):
+            if not slots or self._is_closed:
+                continue
+            for slot in slots:
+                memory.state[slot] = State.QUEUED
+            values = [record(slot, memory.generation[slot]) for slot in slots]
+            slots.clear()
+            share = -(-len(values) // workers)
+            for first in range(0, len(values), share):  # each call wakes one worker
+                send(fd, *values[first : first + share])
 
     def _watch(self) -> None:
         """Wakes the supervisor periodically to check its workers, as long as items are in flight.

@@ -1,8 +1,8 @@
 """Refuses a request by its head: without a task, the framework, or its body.
 
 `HttpProtocol` calls `refusal` for every head. It knows the paths whose requests have already come as far
-as `Pipeline.http`, and repeats what that checks before the body. All other requests, and all that are
-not refused, take the usual way.
+as `Pipeline.http`, and checks in its place what that checks before the body. All other requests take the
+usual way.
 """
 
 from functools import lru_cache
@@ -42,6 +42,7 @@ def refusal(scope: Scope, pipeline: Pipeline, log: RequestMiddleware) -> Refusal
         options = pipeline.admit(named)
         name = model.description.name
         model.refuse_if_full(options, signature)
+        scope["admitted"] = options
     except ServingError as error:
         context = log.begin(scope)
         context.model = name

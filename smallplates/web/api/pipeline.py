@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -171,11 +171,14 @@ class Pipeline:
         ClientDisconnect if the client disconnects first.
         """
         context: RequestContext = request.scope["context"]
-        options, scope = self.admit(request.headers), request.scope
+        scope = request.scope
+        is_checked = "admitted" in scope  # by `head_check`
+        options: RequestOptions = scope["admitted"] if is_checked else self.admit(request.headers)
+        model: AbstractContextManager[object] = nullcontext()
         if isinstance(find, Target):
             known = scope.get("route"), find.model, find.signature
             self.known[scope["method"], scope["path"]] = known
-        model = self.reserve(context, options, find) if isinstance(find, Target) else nullcontext()
+            model = self.reserve(context, options, find, is_checked)
         with model, await self.reader.read(request) as body:
             for claim in getattr(request.scope.get("route"), "claims", ()):
                 if claim.holds(find, await body.decompress()):
@@ -206,11 +209,19 @@ class Pipeline:
                 raise DeadlineExceededError("the request was not answered in time") from error
 
     def reserve(
-        self, context: RequestContext, options: RequestOptions, target: Target[C]
+        self,
+        context: RequestContext,
+        options: RequestOptions,
+        target: Target[C],
+        is_checked: bool = False,
     ) -> ServedModel:
-        """Returns the model, to be open while the body is read. Raises RetryableError if it is full."""
+        """Returns the model, to be open while the body is read.
+
+        Raises RetryableError if it is full, unless that `is_checked` already.
+        """
         context.model = target.model.description.name
-        target.model.refuse_if_full(options, target.signature)
+        if not is_checked:
+            target.model.refuse_if_full(options, target.signature)
         return target.model
 
     async def answer(

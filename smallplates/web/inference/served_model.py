@@ -431,6 +431,8 @@ def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:
             raise InvalidRequestError(
                 f"{spec.name} differs in size between items: send each in its own request"
             )
+    if len(results) == 1:
+        return [array[np.newaxis] for (array,) in columns]
     return [np.stack(column) for column in columns]
 
 

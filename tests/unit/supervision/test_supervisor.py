@@ -100,8 +100,9 @@ async def queue_two(fds: EngineFds, lines: int) -> None:
     client = EngineClient(fds, lambda *_: None)
     client.open()
     image = [np.zeros(spec.shape_at({}), spec.dtype) for spec in fds.layout.signatures[0].inputs]
-    killing.after(lines, {"enqueue", "send"})
+    killing.after(lines, {"enqueue", "_queue", "send"})
     await client.acquire(count=2).submit(0, [image, image], time.monotonic() + 60, bulk=False)
+    await asyncio.sleep(0)  # lets the event loop queue them
     os._exit(0)
 
 
