@@ -1,4 +1,4 @@
-"""The same photo or texts, pipeline, model, cores and load on this service and on others.
+"""The same photo, texts or rows, pipeline, model, cores and load on this service and on others.
 
 `python -m benchmarks compare` sets up every peer in a virtual environment of its own, runs all of them
 in turn, several rounds, and prints medians, ranges, and ratios to this service. wrk must be installed.
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache, partial
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +23,16 @@ import typer
 from PIL import Image
 from tqdm import tqdm
 
-from benchmarks import environments, model, table, text_limit, text_model
+from benchmarks import environments, model, table, table_model, text_limit, text_model
 from benchmarks.limit import Work, rate
 from benchmarks.peers.common import GRAPHS, Classify, peer
+from benchmarks.peers.table import ClassifyRows
 from benchmarks.peers.text import ClassifyTexts, EmbedTexts
 from benchmarks.running import Running, post, running
 from benchmarks.servers import (
     EMBEDDING_SERVERS,
     SERVERS,
+    TABLE_SERVERS,
     TEXT_SERVERS,
     Pipeline,
     Server,
@@ -58,6 +60,7 @@ class Task(StrEnum):
     IMAGE = "image"
     TEXT = "text"
     EMBED = "embed"
+    TABLE = "table"
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,38 @@ class VectorProbe:
             raise SystemExit(f"compare: {server.name} answers a vector whose cosine is {cosine:.5f}")
 
 
-PROBES: dict[Task, Callable[[Path, str], Probe | VectorProbe]] = {
+@dataclass(frozen=True)
+class RowProbe:
+    """Row that every server must answer as this process does."""
+
+    model_dir: Path
+    content: str
+
+    def check(self, server: Server, url: str) -> None:
+        """Raises SystemExit if a server differs."""
+        expected = ClassifyRows(str(self.model_dir)).infer(np.array([json.loads(self.content)], "f4"))
+        answer = json.loads(post(url, json.dumps(server.body(self.content)).encode()))
+        if not np.allclose(answer["outputs"][0]["data"], expected[0], atol=TOLERANCE):
+            raise SystemExit(f"compare: {server.name} answers {answer}, not {expected[0]}")
+
+
+AnyProbe = Probe | VectorProbe | RowProbe
+PROBES: dict[Task, Callable[[Path, str], AnyProbe]] = {
     Task.TEXT: lambda model_dir, text: Probe(model_dir, "text", text),
     Task.EMBED: VectorProbe,
+    Task.TABLE: RowProbe,
 }
+
+
+def rows_in_process(path: Path, contents: Sequence[str], threads: int, seconds: float, _: str) -> float:
+    """Returns the rows a second of `threads` threads that compute one row after another."""
+    rows = np.array([json.loads(content) for content in contents], np.float32)
+
+    def work() -> Work:
+        classify, turns = ClassifyRows(str(path)), cycle(range(len(rows)))
+        return lambda: len(classify.infer(rows[(at := next(turns)) : at + 1]))
+
+    return rate([work() for _ in range(threads)], seconds)
 
 
 def measure_server(
@@ -178,7 +209,7 @@ def measure_server(
     sizes: Sequence[Load],
     seconds: float,
     start: Start,
-    probe: Probe | VectorProbe | None = None,
+    probe: AnyProbe | None = None,
 ) -> table.Loads:
     """Returns the figures of one round: load -> one row. Raises SystemExit if the probe differs.
 
@@ -198,7 +229,7 @@ def measure_server(
 def measure_load(served: Running, bodies: list[bytes], size: Load, seconds: float) -> table.Row:
     """Returns the figures of wrk, and of the server: CPU time for a thousand answers, memory after.
 
-    An answer is that to an image or a text.
+    An answer is that to an image, a text or a row.
     """
     before = cpu_seconds(tree(served.keeper_pid))
     load = wrk.run(served.url, bodies, size.connections, seconds)
@@ -219,7 +250,7 @@ def measure(
     seconds: float,
     start: Start,
     sizes: Sequence[Load] = (Load(1), Load(16), Load(64)),
-    probe: Probe | VectorProbe | None = None,
+    probe: AnyProbe | None = None,
 ) -> table.Results:
     """Runs every server once in every round; in process, each precision is on its own."""
     results: table.Results = {}
@@ -261,9 +292,26 @@ def chosen(
     return [server for server in servers if pipeline is Pipeline.PLAIN or not server.plain_only]
 
 
+def prepared(task: Task, model_dir: Path | None, photo: Path) -> tuple[Path, Sequence[str], InProcess]:
+    """Returns the model's path, what is sent in turn, and what computes it in this process."""
+    if task is Task.IMAGE:
+        served = model.ensure(model_dir or model.FOLDER).resolve()
+        contents = [b64encode(photo.read_bytes()).decode()]
+        return served, contents, partial(in_process, served, contents[0])
+    if task is Task.TABLE:
+        served = (model_dir or table_model.ensure()).resolve()
+        contents = table_model.rows(TEXTS)
+        return served, contents, partial(rows_in_process, served, contents)
+    ensure, kind = ENSURE[task]
+    served = (model_dir or ensure()).resolve()
+    contents = text_model.texts(TEXTS)
+    return served, contents, partial(text_limit.in_process, kind, served, contents)
+
+
 def main(
     task: Annotated[
-        Task, typer.Option(help="What is sent: a photo, or texts of many lengths to classify or embed.")
+        Task,
+        typer.Option(help="What is sent: a photo, rows, or texts to classify or to embed."),
     ] = Task.IMAGE,
     photo: Annotated[Path, typer.Option(help="A JPEG, sent as base64 JSON.")] = PHOTO,
     model_dir: Annotated[
@@ -288,17 +336,14 @@ def main(
     if shutil.which("wrk") is None:
         raise typer.BadParameter("wrk must be installed; it is a package of most Linux systems")
     folder, sizes = environments_dir.resolve(), [Load(count) for count in numbers(connections)]
-    if task is not Task.IMAGE:
-        ensure, kind = ENSURE[task]
-        served = (model_dir or ensure()).resolve()
-        contents = text_model.texts(TEXTS)
-        without_http: InProcess = partial(text_limit.in_process, kind, served, contents)
-        sizes += LOADS_OF_EMBEDDINGS if task is Task.EMBED else ()
-    else:
-        served = model.ensure(model_dir or model.FOLDER).resolve()
-        contents = [b64encode(photo.read_bytes()).decode()]
-        without_http = partial(in_process, served, contents[0])
-    known = {Task.IMAGE: SERVERS, Task.TEXT: TEXT_SERVERS, Task.EMBED: EMBEDDING_SERVERS}[task]
+    sizes += LOADS_OF_EMBEDDINGS if task is Task.EMBED else ()
+    served, contents, without_http = prepared(task, model_dir, photo)
+    known = {
+        Task.IMAGE: SERVERS,
+        Task.TEXT: TEXT_SERVERS,
+        Task.EMBED: EMBEDDING_SERVERS,
+        Task.TABLE: TABLE_SERVERS,
+    }[task]
     servers = chosen(only or [], pipeline, Model.read(served).has(GRAPHS["int8"]), known)
     versions: dict[str, str] = {}
     for server in servers:
@@ -309,7 +354,7 @@ def main(
         return running(server, served, folder, pipeline, body)
 
     if task is Task.IMAGE:
-        probe: Probe | VectorProbe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
+        probe: AnyProbe = Probe.of_photo(served, pipeline.value, photo.read_bytes())
     else:
         probe = PROBES[task](served, contents[0])
     results = measure(contents, without_http, servers, rounds, seconds, start, sizes, probe)

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.environments import Environment
 from benchmarks.peers.common import RUNTIMES
 from benchmarks.table import ENDS
+from benchmarks.table_model import COLUMNS, INPUT
 
 
 class Pipeline(StrEnum):
@@ -132,13 +133,14 @@ LITSERVE = peer("litserve", "litserve==0.2.19")
 TRITON = peer(
     "triton", "nvidia-pytriton==0.7.0", path="/v2/models/classifier/infer", body=tensor_request
 )
+BENTOML = peer("bentoml", "bentoml==1.4.39")
 
 SERVERS = [
     ours("this service"),
     MOSEC,
     LITSERVE,
     TRITON,
-    peer("bentoml", "bentoml==1.4.39"),
+    BENTOML,
     peer("ray", "ray[serve]==2.60.0", start_s=120),
     Server(
         "torchserve",
@@ -211,6 +213,32 @@ EMBEDDING_SERVERS = [
     of_embeddings(ours("this service" + ENDS["bf16"], "bf16")),
 ]
 """Servers of `compare --task embed`."""
+
+
+def row_request(row: str) -> dict[str, Any]:
+    """Returns a request of one row, which all servers take, in the Open Inference Protocol."""
+    tensor = {"name": INPUT, "datatype": "FP32", "shape": [1, COLUMNS], "data": json.loads(row)}
+    return {"inputs": [tensor]}
+
+
+def of_rows(server: Server, **more: Any) -> Server:  # fields of Server, of several types
+    """Returns a server of a table's rows, in the environment of the server of images."""
+    command = tuple("table" if word == "PIPELINE" else word for word in server.command)
+    return replace(server, command=command, **{"body": row_request, **more})
+
+
+TABLE_SERVERS = [
+    of_rows(ours("this service"), path="/v2/models/table/infer"),
+    of_rows(MOSEC),
+    of_rows(LITSERVE),
+    of_rows(TRITON),
+    of_rows(BENTOML),
+    of_rows(
+        Server("fastapi", FASTAPI, ("-m", "benchmarks.peers.table_server", "MODEL", "PORT")),
+        path="/v2/models/table/infer",
+    ),
+]
+"""Servers of `compare --task table`."""
 
 GPU_SERVERS = [
     ours("this service", "auto", device="cuda"),

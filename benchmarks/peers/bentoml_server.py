@@ -19,7 +19,9 @@ if __name__ == "__main__":
     options = ["--host", "127.0.0.1", "--port", port, "--quiet"]
     os.execv(sys.executable, [sys.executable, "-m", "bentoml", "serve", service, *options])  # noqa: S606
 
-from benchmarks.peers.common import CORES, Classify
+from benchmarks.peers.common import CORES, peer
+
+PIPELINE = os.environ["PEER_PIPELINE"]
 
 
 @bentoml.service(
@@ -32,9 +34,18 @@ class Classifier:
     """Service object of each worker."""
 
     def __init__(self) -> None:
-        self.classify = Classify(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
+        self.classify = peer(os.environ["PEER_MODEL_DIR"], PIPELINE)
 
-    @bentoml.api(route="/predict")
-    def predict(self, image: str) -> dict[str, Any]:
-        """Answers one request."""
-        return self.classify.text(image)
+    if PIPELINE == "table":
+
+        @bentoml.api(route="/predict")
+        def predict(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            """Answers one row."""
+            return self.classify.text(inputs)
+
+    else:
+
+        @bentoml.api(route="/predict")
+        def predict(self, image: str) -> dict[str, Any]:
+            """Answers one photo."""
+            return self.classify.text(image)

@@ -57,19 +57,26 @@ def precision_of_peer() -> str:
 
 
 class Peer(Protocol):
-    """A model behind a server; its answers have `prediction` and `probability`."""
+    """A model behind a server; its answers have `prediction` and `probability`, or `outputs`."""
 
     field: str  # of the request's JSON
 
     def body(self, body: bytes) -> dict[str, Any]:
         """Answers a request's JSON."""
 
-    def text(self, text: str) -> dict[str, Any]:
+    def text(self, text: Any) -> dict[str, Any]:
         """Answers the value of the field."""
 
 
 def peer(model_dir: str, pipeline: str, precision: str | None = None) -> Peer:
-    """Loads a model; the pipeline is `text`, or one of `Classify`; precision None: as `compare` sets."""
+    """Loads a model; the pipeline is `text`, `table`, or one of `Classify`.
+
+    Precision None: as `compare` sets it.
+    """
+    if pipeline == "table":
+        from benchmarks.peers.table import ClassifyRows
+
+        return ClassifyRows(model_dir)
     if pipeline == "text":
         from benchmarks.peers.text import ClassifyTexts  # which imports this file
 

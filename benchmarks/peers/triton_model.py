@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from benchmarks.peers.common import peer
+from benchmarks.table_model import INPUT, OUTPUT
 
 
 class TritonPythonModel:
@@ -19,10 +20,12 @@ class TritonPythonModel:
 
     def initialize(self, _: dict[str, str]) -> None:
         """Loads the model, in each instance's process."""
-        self.classify = peer(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
+        self.classify: Any = peer(os.environ["PEER_MODEL_DIR"], os.environ["PEER_PIPELINE"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers base64 or a text with class and probability."""
+        """Answers base64 or a text with class and probability, or a row with its probabilities."""
+        if os.environ["PEER_PIPELINE"] == "table":
+            return [self.of_row(request) for request in requests]
         responses = []
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0].decode()
@@ -32,3 +35,9 @@ class TritonPythonModel:
             tensors = [pb_utils.Tensor("LABEL", label), pb_utils.Tensor("PROBABILITY", probability)]
             responses.append(pb_utils.InferenceResponse(output_tensors=tensors))
         return responses
+
+    def of_row(self, request: Any) -> Any:
+        """Answers one row."""
+        rows = pb_utils.get_input_tensor_by_name(request, INPUT).as_numpy()
+        probabilities = pb_utils.Tensor(OUTPUT, self.classify.infer(rows))
+        return pb_utils.InferenceResponse(output_tensors=[probabilities])

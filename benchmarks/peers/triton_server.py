@@ -12,19 +12,27 @@ from pathlib import Path
 
 from benchmarks.peers.common import CORES
 from benchmarks.peers.triton_launch import launch
+from benchmarks.table_model import CLASSES, COLUMNS, INPUT, OUTPUT
 
 MODEL_DIR, PORT, PIPELINE = sys.argv[1:4]
-CONFIG = """
-name: "classifier"
-backend: "python"
-max_batch_size: 0
+OF_TEXT = """
 input [{ name: "INPUT" data_type: TYPE_STRING dims: [ 1 ] }]
 output [
   { name: "LABEL" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "PROBABILITY" data_type: TYPE_FP32 dims: [ 1 ] }
 ]
-instance_group [{ count: CORES kind: KIND_CPU }]
-""".replace("CORES", str(CORES))
+"""
+OF_ROWS = f"""
+input [{{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ 1, {COLUMNS} ] }}]
+output [{{ name: "{OUTPUT}" data_type: TYPE_FP32 dims: [ 1, {CLASSES} ] }}]
+"""
+CONFIG = f"""
+name: "classifier"
+backend: "python"
+max_batch_size: 0
+instance_group [{{ count: {CORES} kind: KIND_CPU }}]
+{OF_ROWS if PIPELINE == "table" else OF_TEXT}
+"""
 
 if __name__ == "__main__":
     repository = Path(tempfile.mkdtemp(prefix="triton-"))

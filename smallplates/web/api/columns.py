@@ -319,9 +319,8 @@ def columns_of(call: ColumnCall, answer: Answer) -> list[Column]:
 
 def check_finite(name: str, array: Array) -> None:
     """Raises InvalidTensorError for infinities and NaN in [N, ...], which JSON cannot represent."""
-    finite = np.isfinite(array)
-    if not finite.all():
-        finite = finite.reshape(len(array), -1).all(axis=1)
+    if not np.isfinite(array).all():
+        finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
         raise InvalidTensorError(f"the {name} of element {finite.argmin()} is not finite")
 
 

@@ -4,10 +4,12 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
-from benchmarks import compare, servers, table
+from benchmarks import compare, servers, table, table_model
+from benchmarks.peers.table import ClassifyRows
 from smallplates.cli.load import options
 from smallplates.settings import ROOT
 from tests import pictures
@@ -95,3 +97,17 @@ def test_a_server_that_answers_otherwise_stops_the_comparison(
             probe.check(server, "")
     with pytest.raises(SystemExit):
         compare.require_same(name, ("other", 0.5), (label, 0.5))
+
+
+def test_peers_answer_a_row_as_the_graph_does(tmp_path: Path) -> None:
+    path = table_model.ensure(tmp_path / "runs" / "table.onnx")
+    row = table_model.rows(1)[0]
+    body = json.dumps(servers.row_request(row)).encode()
+    peer = ClassifyRows(str(path))
+    (output,) = peer.body(body)["outputs"]
+    assert output == peer.text(json.loads(body)["inputs"])["outputs"][0]
+    assert output["data"] == pytest.approx(peer.infer(np.array([json.loads(row)], np.float32))[0])
+    assert sum(output["data"]) == pytest.approx(1)
+    for wrong in ([1, 3], [2, 4], [4]):
+        with pytest.raises(ValueError, match="shape"):
+            peer.body(body.replace(b"[1, 4]", json.dumps(wrong).encode()))
