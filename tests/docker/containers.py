@@ -69,8 +69,10 @@ def image(name: str) -> str:
 
 def base(name: str) -> str:
     """The tag under which `docker/make_base_images.sh` keeps an image, pulled by its digest or not."""
-    text = (ROOT / NAMED_IN[name]).read_text()
-    return re.findall(rf"{name}_IMAGE(?:=|:-)([^@}}\s]+)", text)[0]
+    named: list[str] = re.findall(
+        rf"{name}_IMAGE(?:=|:-)([^@}}\s]+)", (ROOT / NAMED_IN[name]).read_text()
+    )
+    return named[0]
 
 
 def build(name: str, revision: str = "tested") -> None:
