@@ -4,6 +4,9 @@ BACKEND ?= fastapi_onnx
 DATA ?= ../shared
 MODEL ?= models/food11
 TRITON := runs/triton-test
+PYTRITON := nvidia-pytriton==0.7.0 \
+	--hash=sha256:21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df \
+	--hash=sha256:f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898
 IMAGES ?= fastapi_onnx fastapi_pt flask_app jupyter
 TESTS ?= tests/docker
 BIN := .venv/bin
@@ -16,9 +19,9 @@ SIZE_pt := 5 GB
 # both models of the repository, unless the environment names others
 MODELS := $(if $(SERVING_MODEL_DIR)$(SERVING_MODELS)$(SERVING_MODEL_SHA256),,models/food11 models/sentiment)
 SERVE = serve --backend $(BACKEND:fastapi_%=%) $(HOST:%=--host %) $(PORT:%=--port %)
-# the requirements are complete; what they leave out, such as OpenVINO's telemetry, stays out.
-# Python compiles what it imports; all of it has eight million lines
-EXACTLY := --quiet --disable-pip-version-check --no-deps --no-compile
+# the requirements are complete and have the digest of each file; what they leave out, such as OpenVINO's telemetry,
+# stays out. Python compiles what it imports; all of it has eight million lines
+EXACTLY := --quiet --disable-pip-version-check --no-deps --require-hashes --no-compile
 # packages go into .venv and are found there, whatever a pip.conf or the environment says
 export PIP_USER := 0
 unexport PYTHONHOME PYTHONPATH PYTHONSAFEPATH
@@ -29,7 +32,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run run-ray test test-all test-slow test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: test-clients
 .PHONY: triton-repository bench bench-gpu
-.PHONY: notebooks lint format accuracy quantise train proto lock wheel docs docs-tables clean
+.PHONY: notebooks lint format accuracy quantise train proto lock pin-images wheel docs docs-tables
+.PHONY: clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
 	@PYTHONPATH="$(PYTHONPATH)" exec $(BIN)/python -m smallplates $(SERVE) $(MODELS)
@@ -112,12 +116,16 @@ wheel: .venv/dev.installed  ## runs/wheel/smallplates-VERSION-py3-none-any.whl: 
 
 test-wheel: wheel  ## installs the wheel without an index, away from the checkout, and serves with it
 	mkdir -p runs/wheelhouse && rm -f runs/wheelhouse/smallplates-*
+	sed -e '/^ /d' -e 's/ \\$$//' requirements-dev.txt > runs/wheel/versions.txt  # the wheel has no digest to compare
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --dest runs/wheelhouse \
-		--constraint requirements-dev.txt runs/wheel/*.whl
+		--constraint runs/wheel/versions.txt runs/wheel/*.whl
 	SERVING_TEST_WHEELHOUSE=runs/wheelhouse $(BIN)/python -m pytest tests/e2e/test_wheel.py
 
 lock: .venv/dev.installed  ## the pinned requirements, from pyproject.toml
 	./tools/lock
+
+pin-images:  ## the digests of the base images, before a release; needs Docker with buildx
+	./tools/pin-images
 
 docs: .venv-docs/installed  ## README.md and docs/ as a site in runs/site; a link that leads nowhere fails
 	.venv-docs/bin/python -m tools.site
@@ -136,7 +144,7 @@ clean:
 
 .venv-docs/installed: tools/requirements.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-docs/bin/python -m pip install $(EXACTLY) -r $<
 	@touch $@
 
 .venv-clients/installed .venv-ray/installed .venv-transformers/installed: .venv-%/installed: requirements-%.txt
@@ -168,6 +176,6 @@ clean:
 # nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used
 $(TRITON)/installed: smallplates/export/triton/requirements.txt
 	$(PYTHON) -m venv $(TRITON)
-	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0
+	$(TRITON)/bin/python -m pip install $(EXACTLY) -r $<
+	echo "$(PYTRITON)" | $(TRITON)/bin/python -m pip install $(EXACTLY) -r /dev/stdin
 	@touch $@

@@ -228,6 +228,22 @@ def ray(folder: Path = RESULTS) -> str:
     return "\n\n".join(f"{made_by(content)}\n\n{plain(content['results'])}" for content in contents)
 
 
+BACKENDS: dict[str, Cell] = {
+    "backend": "{backend}, {precision}",
+    "clients": "{clients}",
+    "median ms": "{p50:.1f}",
+    "p95 ms": "{p95:.1f}",
+    "p99 ms": "{p99:.1f}",
+    "requests/s": "{per_second:.0f}",
+}
+
+
+def backends(folder: Path = RESULTS) -> str:
+    """The table of README.md: both backends, alone and with many clients, from the first notebook."""
+    content = read(folder, "notebook")
+    return f"{made_by(content)}\n\n{table(content['results'], BACKENDS)}"
+
+
 def headline(folder: Path = RESULTS) -> str:
     """The sentences of README.md about the comparison."""
     return compare_report.headline(read(folder, "compare"))

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks import service
+from benchmarks.chapters import RESULTS
 from benchmarks.running import Running
 from smallplates.cli.load import payloads
 from smallplates.cli.load.loops import Plan
+from smallplates.cli.load.machine import write_results
 from smallplates.system import cpus
 
 T = TypeVar("T")
@@ -44,6 +46,15 @@ def serve(package: str = "fastapi_onnx", **settings: object) -> Running:
 def stop() -> None:
     """Ends all services that `serve` started."""
     _services.close()
+
+
+def keep(rows: list[dict[str, object]]) -> None:
+    """Writes the figures of both backends, which `make docs-tables` puts into README.md.
+
+    A quick run writes nothing, and neither does one of a service that was running.
+    """
+    if not (QUICK or API_URL):
+        write_results(RESULTS / "notebook.json", "make notebooks", rows)
 
 
 def worth_showing(counts: list[int]) -> list[int]:

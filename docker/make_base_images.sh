@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Provides the images that ours are built on, or run with. Those that can't be pulled are built from Debian's packages,
-# under the same names, for tests only: `docker/make_base_images.sh python haproxy prometheus`
+# under the same tags, for tests only: `docker/make_base_images.sh python haproxy prometheus`
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,10 +9,14 @@ MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 BARE=smallplates/debian-base
 NEWER="sed -i s/$SUITE/testing/ /etc/apt/sources.list && apt-get update -qq -o Acquire::Check-Valid-Until=false"
 PIP=pip==25.2
+# Returns the image that a file names, with its digest if it has one.
+named() {
+    sed -nE "s/.*$1_IMAGE(=|:-)([^}]*).*/\2/p" "$2"
+}
 declare -A IMAGES=(
-    [python]=$(sed -n 's/^ARG PYTHON_IMAGE=//p' fastapi_onnx/Dockerfile)
-    [haproxy]=$(sed -n 's/^ *image: \(haproxy:.*\)/\1/p' docker/docker-compose-scale.yaml)
-    [prometheus]=$(sed -n 's/^ *image: \(prom\/prometheus:.*\)/\1/p' docker/docker-compose-monitoring.yaml)
+    [python]=$(named PYTHON fastapi_onnx/Dockerfile)
+    [haproxy]=$(named HAPROXY docker/docker-compose-scale.yaml)
+    [prometheus]=$(named PROMETHEUS docker/docker-compose-monitoring.yaml)
 )
 
 present() {
@@ -38,7 +42,7 @@ make_bare() {
 # `build NAME`: reads the rest of a Dockerfile from stdin; the files that it copies are in $context.
 build() {
     { echo "FROM $BARE"; cat; } > "$context/Dockerfile"
-    docker build --quiet --network host --tag "${IMAGES[$1]}" "$context" > /dev/null
+    docker build --quiet --network host --tag "${IMAGES[$1]%@*}" "$context" > /dev/null
 }
 
 # Like the published image, it has pip twice: the second one is for new environments.
@@ -73,7 +77,9 @@ make_prometheus() {
 
 for name in "$@"; do
     image=${IMAGES[$name]}
-    if present "$image" || timeout 120 docker pull --quiet "$image" 2> /dev/null; then
+    present "${image%@*}" && continue
+    if timeout 120 docker pull --quiet "$image" 2> /dev/null; then
+        docker tag "$image" "${image%@*}"
         continue
     fi
     echo "$image cannot be pulled here: made from Debian's packages" >&2

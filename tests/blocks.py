@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.servers import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted(ROOT.glob("f*/README.md"))
 SHELL, PYTHON = ("", "sh", "bash", "shell", "console"), "python"
 DATA = ("json", "yaml", "text", "toml", "diff", "protobuf")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

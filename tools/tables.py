@@ -299,7 +299,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def parts() -> dict[str, dict[str, str]]:
     """File -> name of the part -> its text."""
     return {
-        "README.md": {"headline": chapters.headline()},
+        "README.md": {"backends": chapters.backends(), "headline": chapters.headline()},
         "docs/command-line.md": {"commands": command_line()},
         "docs/configuration.md": {
             "service settings": settings_table(Settings, with_scope=True),

@@ -7,17 +7,22 @@ tcp://HOST:PORT` over the service's TCP port.
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import typer
 
+from smallplates.client import answers, calls, native
+from smallplates.client.aio import AsyncClient
 from smallplates.client.calls import RequestOptions
 from smallplates.client.client import Client
 from smallplates.client.errors import ServingClientError
 from smallplates.client.options import DEFAULT_URL
+from smallplates.client.photos import content
 from smallplates.client.results import Result
 from smallplates.client.tcp import TcpClient
 
@@ -138,33 +143,43 @@ def over_http(
 ) -> Iterator[Line]:
     """Sends several photos at the same time, and other requests one after the other."""
     with client:
-        photos = [name for name, fields in requests if fields is None]
-        for item in client.predict_many(photos, concurrency=concurrency, **options):
-            yield http_line((str(item.photo), None), item.prediction or item.error, options)
-        for name, fields in requests:
-            if fields is not None:
-                result: Result | ServingClientError
-                try:
-                    result = client.call(fields, **options)
-                except ServingClientError as error:
-                    result = error
-                yield http_line((name, fields), result, options)
+        results = (client.start(result_of(client.asynchronous, each, options)) for each in requests)
+        sent = deque(islice(results, concurrency if requests[0][1] is None else 1))
+        for request in requests:
+            result = sent.popleft().result()
+            sent.extend(islice(results, 1))
+            yield http_line(request, result, options)
 
 
-def http_line(
-    request: Request, result: Result | ServingClientError | None, options: RequestOptions
-) -> Line:
+async def result_of(
+    client: AsyncClient, request: Request, options: RequestOptions
+) -> Result | ServingClientError:
+    """Returns the answer to a request, of any shape, or its error."""
+    name, fields = request
+    try:
+        if fields is not None:
+            return await client.call(fields, **options)
+        path = native.predict_path(options)
+        call = calls.post(path, await content(name), "application/octet-stream")
+        return await client.send(call, answers.result, options)
+    except ServingClientError as error:
+        return error
+
+
+def http_line(request: Request, result: Result | ServingClientError, options: RequestOptions) -> Line:
     """Returns the output of one request: `photo.jpg: Soup 92.7 % (8.4 ms)`."""
     if isinstance(result, Result):
         return output(request, result.body, options, result.latency_s), True
-    return f"{request[0]}: {result}{cure(result.status if result else None, options)}", False
+    return f"{request[0]}: {result}{cure(request, result.status, result.code, options)}", False
 
 
-def cure(status: int | None, options: RequestOptions) -> str:
+def cure(request: Request, status: int | None, code: object, options: RequestOptions) -> str:
     """Returns the option that a failed request may lack; empty if there is none."""
     if status == 401:
         return "; pass the key with --api-key"
-    is_default = status == 422 and "model" not in options
+    is_photo = request[1] is None
+    is_of_another_task = status in (415, 422, 501) or (is_photo and code == "invalid_text")
+    is_default = is_of_another_task and "model" not in options
     return "; for another model than the default, pass --model" if is_default else ""
 
 
@@ -210,10 +225,11 @@ def tcp_line(client: TcpClient, request: Request, options: RequestOptions) -> Li
     answer = client.predict(body, model=model, top_k=top_k, content_type=content_type)
     seconds = time.perf_counter() - start
     if answer.status != 200:
-        words = f"{answer.content.get('detail')} ({answer.status}){cure(answer.status, options)}"
+        words = f"{answer.content.get('detail')} ({answer.status})"
+        words += cure(request, answer.status, answer.content.get("code"), options)
         return f"{name}: {words}", False
-    content = {name: value for name, value in answer.content.items() if name not in TCP_FIELDS}
-    return output(request, content, options, seconds), True
+    said = {name: value for name, value in answer.content.items() if name not in TCP_FIELDS}
+    return output(request, said, options, seconds), True
 
 
 def in_words(body: Any, options: RequestOptions) -> str:  # Any: JSON

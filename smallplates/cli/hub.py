@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from smallplates.errors import ConfigurationError, in_one_line
+from smallplates.models.folder import in_place_of
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when huggingface_hub is imported
 
@@ -34,8 +35,19 @@ WEIGHTS = {
 
 
 def is_id(place: str) -> bool:
-    """Returns whether a place is `org/name`, and not a folder that exists."""
-    return ID.fullmatch(place) is not None and not Path(place).exists()
+    """Returns whether a place is `org/name`, and not a folder that exists.
+
+    Raises ConfigurationError if there is a folder `org` without `name`: somebody mistyped a path.
+    """
+    path = Path(place)
+    if ID.fullmatch(place) is None or path.exists():
+        return False
+    if path.parent.exists():
+        raise ConfigurationError(
+            f"there is no folder {place}{in_place_of(path)}. To download {place} from the Hugging Face "
+            f"Hub, run the command where there is no {path.parent}"
+        )
+    return True
 
 
 def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
@@ -69,7 +81,7 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ConfigurationError(
             f"there is no folder {repository}, and no such model on {constants.ENDPOINT}; "
-            "for a private model, set HF_TOKEN"
+            f"for a private model, set HF_TOKEN{in_place_of(Path(repository))}"
         ) from error
     except LocalEntryNotFoundError as error:
         reason = f"{constants.ENDPOINT} cannot be reached"
@@ -79,7 +91,7 @@ def fetch(repository: str, revision: str | None, kinds: list[str]) -> Path:
             reason = f"{constants.ENDPOINT} returned {error.__cause__.response.status_code}"
         raise ConfigurationError(
             f"there is no folder {repository}, {reason}, and the cache in {constants.HF_HUB_CACHE} "
-            "has no such model"
+            f"has no such model{in_place_of(Path(repository))}"
         ) from error
     except Exception as error:  # of its HTTP library, which differs from version to version; a full disk
         raise ConfigurationError(f"{repository} cannot be downloaded: {in_one_line(error)}") from error

@@ -16,6 +16,8 @@ Called at startup by the service, the supervisor and the workers.
 import hashlib
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
@@ -261,7 +263,7 @@ def what_is_missing(folder: Path) -> str:
             "the weights of an image classifier, and a Python class can load any file"
         )
     if not folder.is_dir():
-        return "there is no such folder or .onnx file"
+        return f"there is no such folder or .onnx file{in_place_of(folder)}"
     if (folder / "modules.json").is_file():
         return (
             "its modules.json has no network in the folder itself, where sentence-transformers 2 saves "
@@ -274,6 +276,23 @@ def what_is_missing(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     needed = f"it needs model.json, the config.json of an export, {GRAPH} or a single .onnx file"
     return f"{needed}; {f'it has {list_names(names)}' if names else 'it is empty'}"
+
+
+def in_place_of(path: Path) -> str:
+    """Returns in words the folder or .onnx file whose path is nearest to one that does not exist."""
+    found = nearest(path)
+    return f"; the nearest is {found}" if found else ""
+
+
+def nearest(path: Path) -> Path | None:
+    """Returns the path itself if it exists, else the one whose parts are most like its own."""
+    if path.exists():
+        return path
+    if parent := nearest(path.parent):
+        with suppress(OSError):
+            names = [each.name for each in parent.iterdir() if each.is_dir() or each.suffix == ".onnx"]
+            return next((parent / name for name in get_close_matches(path.name, names, 1)), None)
+    return None
 
 
 def list_names(names: Sequence[str]) -> str:

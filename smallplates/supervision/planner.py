@@ -1,12 +1,14 @@
 """Finds a model's task and what its workers run; `smallplates/models/task_kinds.py` has the table."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
-from smallplates.models.task_kinds import PYTHON, kind_of
+from smallplates.models.task_kinds import KINDS, PYTHON, kind_of
 from smallplates.models.tensors import Signature
+from smallplates.plugins import plugins
 from smallplates.settings import Settings
 from smallplates.supervision import describe
 from smallplates.supervision.registry import EnginePlan, Planner
@@ -34,7 +36,8 @@ def planner(backend: str, settings: Settings) -> Planner:
         name = model.description.task
         kind = kind_of(name)
         if kind is PYTHON and ":" not in name:
-            raise ConfigurationError(f"there is no task {name}")
+            known = ", ".join(each.name for each in chain(KINDS, plugins("task")))
+            raise ConfigurationError(f"there is no task {name}; known are {known}, and module:Class")
         graph = [describe.signature(backend, model)] if kind.plain_graph else []
         return EnginePlan(kind.backend or backend, kind.load().plan(model, settings, *graph))
 

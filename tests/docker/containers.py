@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,13 @@ from tests.servers import ROOT, wait_for
 TAG = "test"
 BUILD_S = 1500
 START_S = 600
+NAMED_IN = {
+    "PYTHON": "fastapi_onnx/Dockerfile",
+    "HAPROXY": "docker/docker-compose-scale.yaml",
+    "PROMETHEUS": "docker/docker-compose-monitoring.yaml",
+}
+"""Image of others -> the file that names it."""
+
 HARDENED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true")
 
 
@@ -59,8 +67,16 @@ def image(name: str) -> str:
     return f"smallplates/{name}:{TAG}"
 
 
+def base(name: str) -> str:
+    """The tag under which `docker/make_base_images.sh` keeps an image, pulled by its digest or not."""
+    named: list[str] = re.findall(
+        rf"{name}_IMAGE(?:=|:-)([^@}}\s]+)", (ROOT / NAMED_IN[name]).read_text()
+    )
+    return named[0]
+
+
 def build(name: str, revision: str = "tested") -> None:
-    """Builds an image from its Dockerfile as it is; the host's network reaches the packages.
+    """Builds an image from its Dockerfile; the host's network reaches the packages.
 
     `-gpu` behind a service's name: as docker-compose-gpu.yaml builds it.
     """
@@ -68,7 +84,9 @@ def build(name: str, revision: str = "tested") -> None:
     command = ["docker", "build", "--quiet", "--network", "host", "--file", f"{folder}/Dockerfile"]
     if name.endswith("-gpu"):
         command += ["--build-arg", "REQUIREMENTS=requirements-gpu.txt"]
-    run(*command, "--build-arg", f"REVISION={revision}", "--tag", image(name), ".", seconds=BUILD_S)
+    for argument in (f"REVISION={revision}", f"PYTHON_IMAGE={base('PYTHON')}"):
+        command += ["--build-arg", argument]
+    run(*command, "--tag", image(name), ".", seconds=BUILD_S)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = START_S) -> None:
@@ -124,7 +142,7 @@ class Stack:
             part for name in self.files for part in ("--file", f"docker/docker-compose-{name}.yaml")
         ]
         project = ["--project-name", f"tested-{os.getpid()}", "--env-file", str(nothing)]
-        env = {"TAG": TAG, **self.settings}
+        env = {"TAG": TAG, **{f"{name}_IMAGE": base(name) for name in NAMED_IN}, **self.settings}
         return run(*compose_command(), *project, *files, *arguments, env=env, seconds=seconds)
 
     def containers(self, service: str) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from tests.docker import traffic
-from tests.docker.containers import HARDENED, image, logs, run, wait_until
+from tests.docker.containers import HARDENED, base, image, logs, run, wait_until
 from tests.servers import ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
@@ -67,14 +67,14 @@ def stand_in(way: str) -> AbstractContextManager[str]:
 @contextmanager
 def proxy_before(*ways: str) -> Iterator[Proxy]:
     """Starts stand-ins and the proxy, and waits until it finds them."""
-    find = "sed -n 's/^ *image: \\(haproxy.*\\)/\\1/p' docker/docker-compose-scale.yaml"
-    haproxy = run("sh", "-c", find)
     with ExitStack() as stack:
         run("docker", "network", "create", NETWORK)
         stack.callback(run, "docker", "network", "rm", NETWORK)
         replicas = {way: stack.enter_context(stand_in(way)) for way in ways}
         configured = ("--volume", f"{CONFIGURATION}:/usr/local/etc/haproxy/haproxy.cfg:ro")
-        identity = stack.enter_context(started("--publish", "127.0.0.1::8000", *configured, haproxy))
+        identity = stack.enter_context(
+            started("--publish", "127.0.0.1::8000", *configured, base("HAPROXY"))
+        )
         proxy = Proxy(identity, replicas)
         wait_until(lambda: connects(proxy) and proxy.reaches(set(ways)), "the stand-ins")
         yield proxy

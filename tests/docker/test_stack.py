@@ -12,7 +12,7 @@ import requests
 from smallplates.cli import processes
 from tests.docker import traffic
 from tests.docker.conftest import CHOSEN, SERVICES
-from tests.docker.containers import Stack, inspect, run, wait_until
+from tests.docker.containers import Stack, base, inspect, run, wait_until
 from tests.pictures import jpeg
 from tests.servers import ROOT, free_port
 
@@ -198,9 +198,7 @@ def test_compose_mounts_the_model_folders(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("images")
 def test_each_alert_fires_for_what_it_is_meant_for(tmp_path: Path) -> None:
-    (image,) = run(
-        "sh", "-c", "sed -n 's/^ *image: \\(prom.*\\)/\\1/p' docker/*-monitoring.yaml"
-    ).split()
+    image = base("PROMETHEUS")
     command = ("docker", "run", "--rm", "--volume", f"{ROOT}:/repository:ro", "--entrypoint", "promtool")
     said = run(*command, image, "test", "rules", "/repository/tests/docker/alerts_test.yml")
     assert "SUCCESS" in said

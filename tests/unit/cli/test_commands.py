@@ -1,5 +1,6 @@
 """The group of commands, and what is said where an extra is missing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from smallplates import __version__, extras
 from smallplates.cli import serve
 from smallplates.cli.commands import COMMANDS, Command, app
 from smallplates.settings import FOOD11, ROOT
-from tests.browser.stub_api import StubApi, error
+from tests.browser.stub_api import Reply, StubApi, error
 from tests.command_line import run
 
 
@@ -77,6 +78,33 @@ def test_ask_names_the_option_that_may_be_missing(
     said = run(app, "ask", "--url", stub.url, "--text", "warm soup", *options, code=1)
     assert f"({status} refused" in said
     assert re.findall("--[a-z-]+", said) == [cure] * bool(cure)
+
+
+SOUP = str(ROOT / "flask_app/static/samples/soup.jpg")
+
+
+@pytest.mark.parametrize(
+    "body", [{"calories": 210}, {"embedding": [0.5, 0.25]}, ["warm"], {"prediction": 7}]
+)
+def test_ask_prints_whatever_a_model_answers_to_a_photo(stub: StubApi, body: object) -> None:
+    stub.usual = Reply(200, body)
+    said = run(app, "ask", "--url", stub.url, SOUP, SOUP, "nowhere.jpg", SOUP, code=1)
+    assert len(lines := said.splitlines()) == 4
+    shown = "0.5000, 0.2500" if "embedding" in body else json.dumps(body)  # type: ignore[operator]
+    assert [shown in line for line in lines].count(True) == 3
+    assert len(stub.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, "invalid_text"), (415, "unsupported_media_type"), (501, "not_supported")]
+)
+def test_ask_names_the_option_if_the_default_model_takes_no_photo(
+    stub: StubApi, status: int, code: str
+) -> None:
+    stub.usual = error(status, code)
+    assert "--model" in run(app, "ask", "--url", stub.url, SOUP, code=1)
+    stub.usual = error(400, "invalid_image")
+    assert "--model" not in run(app, "ask", "--url", stub.url, SOUP, code=1)
 
 
 def test_quantize_has_two_spellings() -> None:

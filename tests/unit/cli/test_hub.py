@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from smallplates.cli import hub
+from smallplates.cli import hub, serve
+from smallplates.errors import ConfigurationError
+from smallplates.models.folder import in_place_of
 from tests import servers
 from tests.unit.cli import stand_in_hub
 from tests.unit.cli.stand_in_hub import REPOSITORY, TOKEN, Hub
@@ -133,3 +135,21 @@ def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / REPOSITORY).mkdir(parents=True)
     assert not hub.is_id(REPOSITORY)
     assert not any(map(hub.is_id, ("folder", "a/b/c", "../models", "/models/food", "models/", "./a")))
+
+
+@pytest.mark.parametrize("typed", ["org/moot", "org/other", "orgs/mood", "mine=org/moot"])
+def test_a_mistyped_folder_is_answered_with_the_nearest(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / REPOSITORY).mkdir(parents=True)
+    monkeypatch.setattr(hub, "fetch", fail_to_fetch)
+    with pytest.raises(ConfigurationError) as refused:
+        serve.local_place(typed, None, ["onnx"])
+    assert ("asked for it" in str(refused.value)) is (typed == "orgs/mood")
+    assert (f"nearest is {REPOSITORY}" in str(refused.value)) is (typed != "org/other")
+
+
+def fail_to_fetch(repository: str, *_: object) -> Path:
+    """The Hub, for a model that it lacks."""
+    raise ConfigurationError(f"asked for it{in_place_of(Path(repository))}")

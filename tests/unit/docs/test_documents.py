@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chapters, plots
+from benchmarks import chapters, notebook, plots
 from flask_app.settings import Settings as PageSettings
 from smallplates import __version__
 from smallplates.settings import ROOT, Settings
 from tools import site, tables
 
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "models").glob("*/*.md")]
+PATTERNS = ("*.md", "docs/*.md", "f*/README.md", "models/*/*.md")
+DOCUMENTS = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 NOT_SETTINGS = {"SERVING_URL", "SERVING_TEST_CHROMIUM", "SERVING_CPUS", "SERVING_MEMORY"}
 """Variables of the client, the tests and the compose files."""
 
@@ -67,8 +68,34 @@ def test_a_plot_can_be_drawn_again(tmp_path: Path) -> None:
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
 
 
+def test_a_notebook_keeps_the_figures_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "RESULTS", tmp_path)
+    monkeypatch.setattr(notebook, "API_URL", None)
+    row = {"backend": "fastapi_onnx", "precision": "int8", "clients": 16}
+    row |= {"p50": 1.04, "p95": 2.0, "p99": 30.26, "per_second": 412.3}
+    for quick in (True, False):
+        monkeypatch.setattr(notebook, "QUICK", quick)
+        notebook.keep([row])
+        assert [*tmp_path.iterdir()] == [tmp_path / "notebook.json"] * (not quick)
+    table = chapters.backends(tmp_path)
+    assert "| fastapi_onnx, int8 | 16 | 1.0 | 2.0 | 30.3 | 412 |" in table
+    assert "`make notebooks`" in table
+
+
+def test_a_link_to_code_leads_to_a_copy_on_the_site() -> None:
+    paths = {"docs/a.md": "a.md"}
+    linked = site.with_site_links("[a](../tools/site.py#L1) [b](a.md)", "docs/a.md", paths)
+    assert linked == "[a](files/tools/site.py#L1) [b](a.md)"
+    assert paths["tools/site.py"] == "files/tools/site.py"
+    for target in ("../tools/none.py", "../tools", "../README.md"):
+        with pytest.raises(SystemExit, match="not in the site"):
+            site.with_site_links(f"[a]({target})", "docs/a.md", paths)
+
+
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 @every_document

@@ -165,6 +165,19 @@ def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
             Model.read(tmp_path / name)
 
 
+@pytest.mark.parametrize("typed", ["models/food12", "model/food11", "models/foot11/"])
+def test_a_mistyped_path_is_answered_with_the_nearest(typed: str, tmp_path: Path) -> None:
+    (tmp_path / "models" / "food11").mkdir(parents=True)
+    (tmp_path / "models" / "sentiment.onnx").touch()
+    with pytest.raises(ConfigurationError, match=f"nearest is {tmp_path}/models/food11$"):
+        Model.read(tmp_path / typed)
+    with pytest.raises(ConfigurationError, match=r"nearest is .*/sentiment.onnx$"):
+        Model.read(tmp_path / "models" / "sentimnet.onnx")
+    with pytest.raises(ConfigurationError) as refused:
+        Model.read(tmp_path / "models" / "question-answering")
+    assert "nearest" not in str(refused.value)
+
+
 def test_a_file_of_another_kind_is_not_said_to_be_missing(tmp_path: Path) -> None:
     weights = tmp_path / "resnet18.pth"
     weights.touch()
