@@ -107,7 +107,7 @@ class Header:
 
     width: int
     height: int
-    scans: int
+    scans: int  # 0 if unknown
     plain: bool  # true if `decode_jpeg` reads the file as Pillow would
 
 
@@ -265,7 +265,7 @@ def is_cheap(data: bytes) -> bool:
     The cost of other formats cannot be predicted from their bytes and pixels.
     """
     header = read_header(data) if len(data) <= INLINE_BYTES else None
-    if header is None or header.scans > USUAL_SCANS:
+    if header is None or not 1 <= header.scans <= USUAL_SCANS:
         return False
     return header.width * header.height <= SMALL_PIXELS
 
@@ -283,34 +283,35 @@ def read_header(data: bytes) -> Header | None:
             precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
             known = known and precision == 8 and colours in (1, 3)
             known = known and min(width, height) >= SMALLEST_SIDE
-            plain = known and has_plain_scans(data, place + 2 + size, marker)
-            return Header(width, height, scans_of(data), plain)
+            scans = plain_scans(data, place + 2 + size, marker, colours)
+            return Header(width, height, scans, known and scans > 0)
         known = known and (marker in TABLES or marker in APPLICATION)
         place += 2 + size
     return None
 
 
-def has_plain_scans(data: bytes, place: int, frame: int) -> bool:
-    """Returns whether only tables precede the scans.
+def plain_scans(data: bytes, place: int, frame: int, colours: int) -> int:
+    """Returns the number of scans; 0 if not only tables precede them.
 
     `place` is the end of the frame's segment, `frame` is its marker.
     """
     if frame not in SEQUENTIAL and frame != PROGRESSIVE:
-        return False
+        return 0
     for _ in range(MAX_SEGMENTS):
         if len(data) < place + 5 or data[place] != 0xFF:
-            return False
+            return 0
         marker = data[place + 1]
         if marker == SCAN_MARKER:
-            return True
+            one_scan = frame in SEQUENTIAL and data[place + 4] == colours
+            return 1 if one_scan else scans_of(data)
         if marker not in TABLES and marker not in APPLICATION:
-            return False
+            return 0
         place += 2 + (data[place + 2] << 8 | data[place + 3])
-    return False
+    return 0
 
 
 def scans_of(data: bytes) -> int:
-    """Returns the number of a JPEG's scans. Raises InvalidImageError for too many segments."""
+    """Returns the number of any JPEG's scans. Raises InvalidImageError for too many segments."""
     scans, place, colours = 0, len(JPEG), b""
     for _ in range(MAX_MARKERS):
         found = MARKER.search(data, place)
