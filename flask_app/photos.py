@@ -21,6 +21,7 @@ from flask_app.errors import UploadError
 
 MAX_NAME = 80
 MAX_PIXELS = 52_000_000
+USUAL_SCANS = 20  # more than a progressive JPEG usually has; each is a pass over all pixels
 AVIF_BRANDS = {b"avif", b"avis"}
 CONTAINER_BRANDS = {b"mif1", b"msf1"}  # of either format; the compatible brands say which
 HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis"}
@@ -95,16 +96,28 @@ def _any_error_as(error: UploadError) -> Iterator[None]:
 def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
     """Returns an upright JPEG of at most `side` pixels, without metadata, on white."""
     with Image.open(io.BytesIO(content), formats=kinds) as image:
-        if image.width * image.height > MAX_PIXELS:
+        scans = content.count(b"\xff\xda") if image.format == "JPEG" else 1
+        if image.width * image.height * max(1, scans / USUAL_SCANS) > MAX_PIXELS:
             raise UploadError("image_too_large", f"more than {MAX_PIXELS:,} pixels")
         image.thumbnail((side, side))
         ImageOps.exif_transpose(image, in_place=True)
-        rgba = image.convert("RGBA")
+        rgba = _in_8_bits(image).convert("RGBA")
+        if image.format in ("BMP", "TIFF") and rgba.getchannel("A").getbbox() is None:
+            rgba.putalpha(255)  # many programs leave these bytes empty
     flat = Image.new("RGB", rgba.size, "white")
     flat.paste(rgba, mask=rgba.getchannel("A"))
     buffer = io.BytesIO()
     flat.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def _in_8_bits(image: Image.Image) -> Image.Image:
+    """Returns one channel of more than 8 bits, or of floats, in 8 bits; other images as they are."""
+    if image.mode[0] not in "IF":
+        return image
+    top = float(image.getextrema()[1])  # type: ignore[arg-type]  # of one channel, a number
+    scale = 255 if top <= 1 else 2.0 ** min(0, 8 - 8 * -(-int(top).bit_length() // 8))
+    return image.point(lambda value: value * scale + 0).convert("L")
 
 
 def _foreign_format(content: bytes) -> str | None:

@@ -132,8 +132,18 @@ def tiff_with_tiles(tile: int, width: int = 1, height: int = 1) -> bytes:
 def tiff_of_12_bits(value: int, width: int = 10, height: int = 10) -> bytes:
     """A grey TIFF whose pixels all have this value, from 0 to 4095."""
     data = (value << 12 | value).to_bytes(3, "big") * (width * height // 2)
+    return tiff_of_a_strip(data, width, height, 12, 1)
+
+
+def tiff_of_jpeg(data: bytes, width: int, height: int) -> bytes:
+    """A grey TIFF with a JPEG in it."""
+    return tiff_of_a_strip(data, width, height, 8, 7)
+
+
+def tiff_of_a_strip(data: bytes, width: int, height: int, bits: int, compression: int) -> bytes:
+    """A grey TIFF of these bytes."""
     tags = [
-        *((256, width), (257, height), (258, 12), (259, 1), (262, 1)),
+        *((256, width), (257, height), (258, bits), (259, compression), (262, 1)),
         *((273, 8), (277, 1), (278, height), (279, len(data))),
     ]
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
@@ -141,9 +151,9 @@ def tiff_of_12_bits(value: int, width: int = 10, height: int = 10) -> bytes:
     return head + data + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-def jpeg_with_scans(count: int) -> bytes:
+def jpeg_with_scans(count: int, image: Image.Image | None = None) -> bytes:
     """A progressive JPEG whose last scan is repeated."""
-    data = encode(plate(64, 48), progressive=True)
+    data = encode(image or plate(64, 48), progressive=True)
     scan = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + scan * count + data[-2:]
 

@@ -5,6 +5,7 @@ A task declares the fields of its requests and answers, from which the protocols
 """
 
 import base64
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,10 @@ class Prepared:
     """Whether `Task.postprocess` may run on the event loop if there is only one item."""
 
 
+class LargeInputError(Exception):
+    """Other inputs must not wait until this one is prepared."""
+
+
 class Task:
     """A model's task; `preprocess` is called on several threads at once."""
 
@@ -157,6 +162,9 @@ class Task:
 
     inline_limit: int = 0
     """Size in bytes of the largest input for which `is_cheap` is called."""
+
+    large_bytes: float = math.inf
+    """Size in bytes of an input, beyond which a thread for large inputs prepares it."""
 
     example: Fields | None = None
     """Example request for the documentation."""
@@ -234,6 +242,10 @@ class Task:
         Raises RequestError, or NotSupportedError if the model takes tensors only.
         """
         raise NotImplementedError
+
+    def preprocess_small(self, fields: Fields) -> Prepared:
+        """Like `preprocess`, but raises LargeInputError if a thread for large inputs must prepare it."""
+        return self.preprocess(fields)
 
     def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
         """Turns the fields of many inputs into items; returns the error of an input that has one."""

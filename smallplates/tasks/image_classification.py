@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Backend
+from smallplates.errors import ImageTooLargeError
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
-from smallplates.tasks.image.decode import INLINE_BYTES, ImageDecoder, is_cheap
+from smallplates.tasks.base import Classification, Fields, LargeInputError, Prepared, fields_of
+from smallplates.tasks.image.decode import INLINE_BYTES, SMALL_PIXELS, ImageDecoder, is_cheap
 from smallplates.tasks.image.preprocessor import image_pipeline
 from smallplates.tasks.image.timm import timm_classifier
 
@@ -54,6 +55,7 @@ class ImageClassification(Classification):
         most = self._settings.max_image_pixels
         self.limits = {"image_pixels": most}
         self._decoder = ImageDecoder(self._model.description.pipeline, most)
+        self._small_decoder = ImageDecoder(self._decoder.pipeline, min(most, SMALL_PIXELS))
 
     @classmethod
     def from_export(cls, folder: Path, config: Config) -> dict[str, Any]:
@@ -76,6 +78,13 @@ class ImageClassification(Classification):
     def is_cheap(self, fields: Fields) -> bool:
         """Returns whether it is a small JPEG, the only format whose cost can be predicted."""
         return is_cheap(fields["image"])
+
+    def preprocess_small(self, fields: Fields) -> Prepared:
+        """Raises LargeInputError for an image of many pixels, which a file of any size may have."""
+        try:
+            return Prepared([[self._small_decoder.decode(fields["image"])]])
+        except ImageTooLargeError as error:
+            raise LargeInputError from error
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Decodes to uint8 [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""

@@ -19,9 +19,6 @@ from smallplates.tasks.text import Direction, TextTask, Truncate, check_bytes, s
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
 
-MAX_PAIRS_BYTES = 2 * MAX_TEXTS_BYTES
-"""Maximum UTF-8 bytes of the texts, each with the query, which is tokenised as often."""
-
 ACTIVATIONS = {"Identity": True, "Sigmoid": False}
 """Functions of torch for scores, and whether they leave the network's own numbers."""
 
@@ -100,6 +97,10 @@ class Ranking(TextTask):
         raw = has_raw_scores(options.activation_fn, config)
         return {**fields, "text": text.model_copy(update={"raw_scores": raw})}
 
+    def parts_of(self, fields: Fields) -> list[tuple[str, int]]:
+        """Returns the query, which counts with each text, and the texts."""
+        return [(fields["query"], len(fields["texts"])), *((text, 1) for text in fields["texts"])]
+
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the query with each different text to an item.
 
@@ -111,10 +112,7 @@ class Ranking(TextTask):
             raise InvalidRequestError(
                 f"send 1 to {self.most_candidates} texts or documents, not {len(texts)}"
             )
-        size = sum(map(size_of, texts))
-        check_bytes("the texts have", size, MAX_TEXTS_BYTES)
-        size += len(texts) * size_of(query)
-        check_bytes("the texts, each with the query, have", size, MAX_PAIRS_BYTES)
+        check_bytes("the texts have", sum(map(size_of, texts)), MAX_TEXTS_BYTES)
         names: dict[str, str] = {}
         for index, text in enumerate(texts):
             names.setdefault(text, f"text {index}")

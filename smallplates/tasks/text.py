@@ -2,7 +2,9 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +36,18 @@ TOKENS, TENSOR = 0, 1
 
 MAX_BYTES = 256 * 1024
 """Maximum UTF-8 bytes of a request's texts, which take up to a quarter of a second to tokenise."""
+
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+"""Maximum UTF-8 bytes of all texts of a request."""
+
+LARGE_BYTES = 32 * 1024
+"""Size of a body from which its texts keep other texts waiting."""
+
+HARMLESS_BYTES = 16 * 1024
+"""Texts of this size have at most `MAX_BYTES` after normalisation: Unicode's makes them up to 11 times
+as long."""
+
+DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+[;,]", re.IGNORECASE)
 
 INLINE_BYTES = 2048
 """Largest request, in bytes, to tokenise on the event loop; it takes about a millisecond."""
@@ -91,6 +105,8 @@ class TextTask(Task):
     media_types = ("text/plain",)
     example_type = "text/plain"
     inline_limit = INLINE_BYTES
+    large_bytes = LARGE_BYTES
+    most_bytes = MAX_REQUEST_BYTES
     prepares_together = True
     limits: Mapping[str, int] = MappingProxyType({"text_bytes": MAX_BYTES})
 
@@ -163,6 +179,34 @@ class TextTask(Task):
         beyond = size / BYTES_PER_TOKEN - self.max_tokens
         return min(MAX_WINDOWS, 1 + max(0, math.ceil(beyond / (self.max_tokens - self._stride))))
 
+    def check_all(self, requests: Sequence[Fields]) -> None:
+        """Raises TextTooLongError if the texts of a request are too large together."""
+        parts = [part for fields in requests for part in self.parts_of(fields)]
+        check_bytes("all texts together have", self.bytes_of(parts), self.most_bytes)
+
+    def parts_of(self, fields: Fields) -> list[tuple[str, int]]:
+        """Returns a request's texts, as far as they are kept, and how often each counts."""
+        most = CHARACTERS_PER_TOKEN * self.max_tokens if self.side_of(fields) else None
+        texts = (fields.get(field.name) for field in self.request)
+        return [(text[:most], 1) for text in texts if isinstance(text, str)]
+
+    def bytes_of(self, parts: Sequence[tuple[str, int]]) -> int:
+        """Returns the UTF-8 bytes of texts, each so many times, at most, after normalisation.
+
+        Characters are normalised one by one, which is several times faster than whole texts.
+        """
+        size, counts = sum(times * size_of(text) for text, times in parts), Counter[str]()
+        if size <= HARMLESS_BYTES or not (normalizer := self.tokenizer.normalizer):
+            return size
+        for text, times in parts:
+            if not text.isascii():
+                counts.update({each: times * count for each, count in Counter(text).items()})
+        alone = size_of(normalizer.normalize_str("a"))
+        for each in filter(str.isprintable, counts):  # not surrogates
+            normalised = size_of(normalizer.normalize_str("a" + each)) - alone
+            size += counts[each] * max(0, normalised - size_of(each))
+        return size
+
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the request's texts to one item, an array [tokens] per input of the graph.
 
@@ -178,7 +222,7 @@ class TextTask(Task):
             return super().preprocess_all(requests)
         readings = [result_or_error(self.read, fields) for fields in requests]
         valid = [reading.texts for reading in readings if isinstance(reading, Reading)]
-        encodings = iter(self.encode(valid))
+        encodings = self.encode(valid)
         return [
             result_or_error(self.prepare_item, reading, next(encodings))
             if isinstance(reading, Reading)
@@ -216,17 +260,20 @@ class TextTask(Task):
             kept = {
                 name: text[-most:] if side == "left" else text[:most] for name, text in texts.items()
             }
-        check(kept, self.needed_texts)
+        if check(kept, self.needed_texts) > HARMLESS_BYTES:
+            size = self.bytes_of([(text, 1) for text in kept.values()])
+            check_bytes(f"after normalisation, {' and '.join(kept)} {has(kept)}", size, MAX_BYTES)
         with_prompt = {name: prompt + text for name, text in kept.items()}
         return Reading(with_prompt, side, context, is_cut=kept != texts)
 
     def encode(
         self, batch: Sequence[Texts], special: bool = True, offsets: bool = False
-    ) -> list[Encoding]:
+    ) -> Iterator[Encoding]:
         """Tokenises texts or pairs of texts, by default with special tokens around them.
 
-        Tokens know their places in the text if `offsets`, or if the task reads them. Raises
-        InternalError if the tokeniser fails.
+        Tokens know their places in the text if `offsets`, or if the task reads them. Large texts are
+        tokenised one by one, because a token takes some 250 bytes. Raises InternalError if the tokeniser
+        fails.
         """
         values = [tuple(texts.values()) for texts in batch]
         inputs = [text if len(text) > 1 else text[0] for text in values]
@@ -234,10 +281,16 @@ class TextTask(Task):
         tokenizer = self.quick_tokenizer if is_plain else self.tokenizer
         with_offsets = offsets or self.reads_offsets
         encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-        try:
-            return encode(inputs, add_special_tokens=special)
-        except BaseException as error:  # a panic in Rust is not an Exception and would end the thread
-            raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
+        size = sum(len(text) for texts in values for text in texts)
+        step = 1 if size > MAX_BYTES else len(inputs) or 1
+        for first in range(0, len(inputs), step):
+            try:
+                encodings = encode(inputs[first : first + step], add_special_tokens=special)
+            except (
+                BaseException
+            ) as error:  # a panic in Rust is not an Exception, and would end the thread
+                raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
+            yield from encodings
 
     def prepare_item(self, reading: Reading, encoding: Encoding) -> Prepared:
         """Returns the item of a text or a pair, cut to the longest that the model takes.
@@ -363,10 +416,11 @@ def names_of(field: str, value: Sequence[str] | str, most: int) -> Sequence[str]
     return value
 
 
-def check(texts: Texts, needed: int = 1) -> None:
-    """Raises InvalidTextError for invalid Unicode, and if one of the first `needed` texts is empty.
+def check(texts: Texts, needed: int = 1) -> int:
+    """Returns the number of bytes of texts.
 
-    Also raises TextTooLongError.
+    Raises InvalidTextError for invalid Unicode, for a file instead of a text, and if one of the first
+    `needed` texts is empty. Also raises TextTooLongError.
     """
     size = 0
     for number, (name, text) in enumerate(texts.items()):
@@ -376,7 +430,10 @@ def check(texts: Texts, needed: int = 1) -> None:
             raise InvalidTextError(f"the {name} contains an unpaired UTF-16 surrogate") from error
         if number < needed and (not text or text.isspace()):
             raise InvalidTextError(f"the {name} is empty")
+        if DATA_URL.match(text):
+            raise InvalidTextError(f"the {name} is a data: URL, and the model takes only texts")
     check_bytes(f"{' and '.join(texts)} {has(texts)}", size, MAX_BYTES)
+    return size
 
 
 def check_bytes(subject: str, size: int, most: int) -> None:

@@ -19,7 +19,7 @@ from smallplates.errors import ConfigurationError, InvalidRequestError, RequestE
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
 from smallplates.tasks.base import Candidate, Fields, Outputs, PredictResponse, Prepared, Task, fields_of
-from smallplates.tasks.text import check, check_bytes, names_of, size_of
+from smallplates.tasks.text import check, names_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
 TEMPLATE = "This example is {}."
@@ -28,9 +28,6 @@ PLAIN = re.compile(r"(?=.{,1024}\Z)(?:[^{}]|\{\{|\}\}|\{0?\})*+", re.DOTALL)
 
 ENTAILMENT = "entail"
 """Beginning of the label's name, in any case, that means that the second text follows from the first."""
-
-MAX_PAIRS_BYTES = 2 * 1024 * 1024
-"""Maximum UTF-8 bytes of all pairs in a request, which take up to two seconds to tokenise."""
 
 
 class ZeroShotRequest(TextRequest):
@@ -70,6 +67,7 @@ class ZeroShotClassification(TextClassification):
     request_schema = ZeroShotRequest.model_json_schema()
     request = fields_of(request_schema)
     answer_schema = TypeAdapter(ZeroShotResponse | PredictResponse).json_schema()
+    most_bytes = 2 * 1024 * 1024
     example = MappingProxyType(
         {"text": "The soup was cold.", "candidate_labels": "complaint, praise, question"}
     )
@@ -78,7 +76,7 @@ class ZeroShotClassification(TextClassification):
         """Raises ConfigurationError for labels of which none means entailment."""
         super().__init__(*arguments)
         self.most_candidates = self.usual_candidates = self._settings.max_request_items
-        self.limits = {**self.limits, "texts_bytes": MAX_PAIRS_BYTES}
+        self.limits = {**self.limits, "texts_bytes": self.most_bytes}
         entailment = entailment_of(self.labels)
         if entailment is None:
             raise ConfigurationError(
@@ -94,18 +92,21 @@ class ZeroShotClassification(TextClassification):
 
     def check_all(self, requests: Sequence[Fields]) -> None:
         """Limits the number and the size of all pairs of a text and a label. Raises RequestError."""
-        pairs = size = 0
+        pairs = 0
         for fields in requests:
-            template, labels = hypotheses_of(fields, self.most_candidates)
-            pairs += len(labels)
+            pairs += len(hypotheses_of(fields, self.most_candidates)[1])
             if pairs > self.most_candidates:
                 raise InvalidRequestError(
                     f"a request may have up to {self.most_candidates} pairs of a text and a label "
                     "(SERVING_MAX_REQUEST_ITEMS)"
                 )
-            size += len(labels) * (size_of(fields["text"]) + size_of(template))
-            size += template.count("{") * sum(map(size_of, labels))
-        check_bytes("all pairs of text and label have", size, MAX_PAIRS_BYTES)
+        super().check_all(requests)
+
+    def parts_of(self, fields: Fields) -> list[tuple[str, int]]:
+        """Returns what all pairs of the text and a label consist of."""
+        template, labels = hypotheses_of(fields, self.most_candidates)
+        times = template.count("{")
+        return [(fields["text"] + template, len(labels)), *((label, times) for label in labels)]
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Tokenises the text with each label's hypothesis to an item; if too long, the text is cut.

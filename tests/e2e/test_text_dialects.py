@@ -569,6 +569,7 @@ def test_what_weaviate_asks_at_its_start(url: str) -> None:
 
 # all of them
 
+DATA_URL = "data:image/png;base64,AAAA"
 REFUSED: list[tuple[str, Json, int, str]] = [
     *(
         ("/v1/embeddings", {"input": "soup", "model": "words", **change}, status, code)
@@ -590,6 +591,10 @@ REFUSED: list[tuple[str, Json, int, str]] = [
             ({"embed_dtype": "bfloat16"}, 400, "invalid_request"),
             ({"endianness": "big"}, 400, "invalid_request"),
             ({"modality": "image"}, 400, "invalid_request"),
+            ({"input": DATA_URL}, 400, "invalid_text"),
+            ({"images": [DATA_URL]}, 400, "invalid_request"),
+            ({"messages": []}, 400, "invalid_request"),
+            ({"input": [{"text": "soup", "image": "x"}]}, 400, "invalid_request"),
             ({"prompt_name": "nothing"}, 400, "invalid_request"),
             ({"truncation_side": "middle"}, 400, "invalid_request"),
             ({"input": [1, 2]}, 400, "invalid_request"),
@@ -615,6 +620,9 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/embed", {"inputs": "soup", "model": "judge"}, 424, "Backend"),
     ("/embed", {"inputs": "soup", "model": "x"}, 404, "Validation"),
     ("/embed", {"input": "soup"}, 422, "Validation"),
+    ("/embed", {"inputs": DATA_URL}, 400, "Empty"),
+    ("/embed", {"inputs": "soup", "images": [DATA_URL]}, 422, "Validation"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [DATA_URL]}}, 400, "Empty"),
     ("/rerank", {"query": QUERY}, 422, "Validation"),
     ("/rerank", {"query": QUERY, "texts": []}, 422, "Validation"),
     ("/rerank", {"query": "", "texts": ["soup"]}, 400, "Empty"),
@@ -650,6 +658,8 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/v1/embed", {"texts": []}, 400, ""),
     ("/v2/embed", {"texts": ["soup", ""]}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "embedding_types": ["int8"]}, 400, ""),
+    ("/v2/embed", {"texts": [DATA_URL]}, 400, ""),
+    *(("/v2/embed", {"texts": ["soup"], name: [DATA_URL]}, 400, "") for name in ("images", "inputs")),
     ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "max_tokens": MOST_TOKENS - 1}, 400, ""),
     ("/v2/embed", {"texts": ["soup"], "model": "judge"}, 400, ""),
@@ -667,6 +677,10 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/api/embed", {"input": []}, 400, ""),
     ("/api/embed", {"input": ["soup", ""]}, 400, ""),
     ("/api/embed", {"prompt": "soup"}, 400, ""),
+    ("/api/embed", {"input": ["soup", DATA_URL]}, 400, ""),
+    ("/api/embed", {"input": "soup", "images": [DATA_URL]}, 400, ""),
+    ("/api/embeddings", {"prompt": DATA_URL}, 400, ""),
+    ("/api/embeddings", {"prompt": "soup", "images": [DATA_URL]}, 400, ""),
     ("/api/embeddings", {"prompt": ""}, 400, ""),
     ("/api/embeddings", {"input": "soup"}, 400, ""),
     ("/api/show", {"model": "judge"}, 400, ""),
@@ -677,6 +691,8 @@ REFUSED: list[tuple[str, Json, int, str]] = [
     ("/vectors", {"texts": ["soup", ""]}, 400, ""),
     ("/vectors", {"text": "soup", "config": {"dimensions": DIMENSIONS + 1}}, 400, ""),
     ("/vectors", {"text": "soup", "model": "judge"}, 400, ""),
+    ("/vectors", {"text": DATA_URL}, 400, ""),
+    ("/vectors", {"texts": ["soup"], "images": [DATA_URL]}, 400, ""),
     ("/api/chat", {"model": "words", "messages": []}, 404, ""),
     ("/api/generate", {"model": "words", "prompt": "soup"}, 404, ""),
     ("/api/pull", {"model": "words"}, 404, ""),

@@ -15,6 +15,7 @@ import ctypes
 import importlib
 import io
 import math
+import os
 import re
 import struct
 import warnings
@@ -47,9 +48,12 @@ TABLES = frozenset({0xC4, 0xDB, 0xDD, 0xFE})  # Huffman, quantisation, restart i
 APPLICATION = frozenset(range(0xE0, 0xF0)) - {0xE1}  # all but EXIF and XMP
 SMALLEST_SIDE = 16  # below, several scales give the same size and libjpeg-turbo may choose another one
 MAX_SEGMENTS = 64
-MAX_SCANS = 100  # a progressive JPEG has about ten; each is a pass over all pixels
+MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")  # of a segment; those within a scan have none
+MAX_MARKERS = 1000
+USUAL_SCANS = 20  # more than a progressive JPEG usually has; each is a pass over all pixels
 SCALES = (8, 4, 2)
 
+os.environ["LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER"] = str(USUAL_SCANS)  # libtiff reads it
 FORMATS = ("JPEG", "PNG", "WebP", "GIF", "BMP", "TIFF") + ("AVIF",) * AvifImagePlugin.SUPPORTED
 MAX_TILES = 100_000  # strips or tiles in a TIFF
 MAX_RLE_PIXELS = 4_000_000  # in a BMP that Pillow decompresses in Python, byte by byte
@@ -61,6 +65,7 @@ COMPRESSION, UNCOMPRESSED = 259, 1
 PLANES, SEPARATE = 284, 2
 SAMPLE_FORMAT, UNSIGNED = 339, "unsigned"
 BITS_PER_SAMPLE, DEPTH = 258, "depth"
+EXTRA_SAMPLES, PREMULTIPLIED = 338, (1,)
 KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels, but not a PNG's transparent grey
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -72,10 +77,10 @@ UPRIGHT = {
     8: Transpose.ROTATE_90,
 }
 DRAFT_MARGIN = 2  # a JPEG is decoded to at least this multiple of the resized image
-INLINE_BYTES, INLINE_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the event loop
+INLINE_BYTES, SMALL_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the event loop
 
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
-PNG = b"\x89PNG"
+PNG, AVIF_PART = b"\x89PNG", b"av01"
 MAX_AVIF_METADATA = 32 * 1024  # libavif takes quadratic time for it, while no other thread can run
 LOOKS_LIKE = {
     rb".{4}ftyp(hei|hev|mif1|msf1)": "a HEIC photo: save it as JPEG",
@@ -90,10 +95,9 @@ LOOKS_LIKE = {
 KNOWN = rb"\xff\xd8|\x89PNG|RIFF....WEBP|GIF8|BM|II[*+]|MM\0[*+]"
 
 MAX_OCCURRENCES = (
-    (JPEG, SCAN, MAX_SCANS, "scans"),
     (JPEG, b"Exif\0\0", 32, "EXIF segments"),  # Pillow concatenates them one by one
+    (b"\0\0", AVIF_PART, 16, "parts of an AVIF"),  # each may have as many pixels as the image
     (PNG, b"iCCP", 8, "colour profiles"),  # each may decompress to a megabyte
-    (b"", b"av01", 16, "parts of an AVIF"),  # each may have more pixels than it declares
 )
 
 
@@ -103,6 +107,7 @@ class Header:
 
     width: int
     height: int
+    scans: int  # 0 if unknown
     plain: bool  # true if `decode_jpeg` reads the file as Pillow would
 
 
@@ -158,7 +163,7 @@ class ImageDecoder:
         header = read_header(data)
         if TURBO is None or header is None or not header.plain:
             return None
-        check_size(header.width, header.height, self.max_pixels)
+        check_size(header.width, header.height, self.max_pixels, header.scans)
         scale = jpeg_scale(header, self.draft_size(header.width, header.height))
         if header.width * header.height > MAX_SIMD_PIXELS * scale * scale:
             return None
@@ -171,6 +176,7 @@ class ImageDecoder:
         ):
             check_size(*image.size, self.max_pixels)
             if isinstance(image, JpegImageFile):
+                check_size(*image.size, self.max_pixels, scans_of(data))
                 if not data.endswith(END) and lacks_only_end(data):
                     return self.decode(data + END)
                 image.draft(None, self.draft_size(*image.size))
@@ -181,9 +187,12 @@ class ImageDecoder:
                 image.info[UNSIGNED] = 1 in image.tag_v2.get(SAMPLE_FORMAT, (1,))
             elif isinstance(image, PngImageFile):
                 correct_transparency(image)
+            elif image.format == "AVIF":
+                limit_avif(image, 2 * self.max_pixels // data.count(AVIF_PART))
             elif image.info.get("compression") in RUN_LENGTHS and isinstance(image, BmpImageFile):
                 check_size(*image.size, MAX_RLE_PIXELS)
-            rgb = to_rgb(upright(image))
+            turned = upright(image)
+            rgb = turned.convert("RGB") if has_unused_alpha(image) else to_rgb(turned)
             return self._transform(ImageOps.invert(rgb) if is_negative(image) else rgb)
 
     def _check_tiles(self, image: TiffImageFile) -> None:
@@ -256,7 +265,9 @@ def is_cheap(data: bytes) -> bool:
     The cost of other formats cannot be predicted from their bytes and pixels.
     """
     header = read_header(data) if len(data) <= INLINE_BYTES else None
-    return header is not None and header.width * header.height <= INLINE_PIXELS
+    if header is None or not 1 <= header.scans <= USUAL_SCANS:
+        return False
+    return header.width * header.height <= SMALL_PIXELS
 
 
 def read_header(data: bytes) -> Header | None:
@@ -272,31 +283,49 @@ def read_header(data: bytes) -> Header | None:
             precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
             known = known and precision == 8 and colours in (1, 3)
             known = known and min(width, height) >= SMALLEST_SIDE
-            plain = known and has_plain_scans(data, place + 2 + size, marker, colours)
-            return Header(width, height, plain)
+            scans = plain_scans(data, place + 2 + size, marker, colours)
+            return Header(width, height, scans, known and scans > 0)
         known = known and (marker in TABLES or marker in APPLICATION)
         place += 2 + size
     return None
 
 
-def has_plain_scans(data: bytes, place: int, frame: int, colours: int) -> bool:
-    """Returns whether only tables precede the scans and there are not too many scans.
+def plain_scans(data: bytes, place: int, frame: int, colours: int) -> int:
+    """Returns the number of scans; 0 if not only tables precede them.
 
     `place` is the end of the frame's segment, `frame` is its marker.
     """
     if frame not in SEQUENTIAL and frame != PROGRESSIVE:
-        return False
+        return 0
     for _ in range(MAX_SEGMENTS):
         if len(data) < place + 5 or data[place] != 0xFF:
-            return False
+            return 0
         marker = data[place + 1]
         if marker == SCAN_MARKER:
             one_scan = frame in SEQUENTIAL and data[place + 4] == colours
-            return one_scan or data.count(SCAN) <= MAX_SCANS
+            return 1 if one_scan else scans_of(data)
         if marker not in TABLES and marker not in APPLICATION:
-            return False
+            return 0
         place += 2 + (data[place + 2] << 8 | data[place + 3])
-    return False
+    return 0
+
+
+def scans_of(data: bytes) -> int:
+    """Returns the number of any JPEG's scans. Raises InvalidImageError for too many segments."""
+    scans, place, colours = 0, len(JPEG), b""
+    for _ in range(MAX_MARKERS):
+        found = MARKER.search(data, place)
+        if found is None or found[0] == END:
+            return scans
+        place = found.end()
+        if found[0][1] in SEQUENTIAL:
+            colours = data[place + 7 : place + 8]
+        elif found[0] == SCAN:
+            if not scans and data[place + 2 : place + 3] == colours:
+                return 1  # it has all colours, so decoders read no further
+            scans += 1
+        place += int.from_bytes(data[place : place + 2])
+    raise InvalidImageError("the image has too many segments")
 
 
 def jpeg_scale(header: Header, least: tuple[int, int]) -> int:
@@ -335,10 +364,15 @@ def lacks_only_end(data: bytes) -> bool:
     return False
 
 
-def check_size(width: int, height: int, most: int) -> None:
-    """Raises ImageTooLargeError for more than `most` pixels."""
+def check_size(width: int, height: int, most: int, scans: int = 1) -> None:
+    """Raises ImageTooLargeError for more than `most` pixels, or for fewer in unusually many scans."""
+    if scans > USUAL_SCANS:
+        most = most * USUAL_SCANS // scans
     if width * height > most:
-        raise ImageTooLargeError(f"the image has {width}x{height} pixels; at most {most} are accepted")
+        times = f" in {scans} scans" if scans > USUAL_SCANS else ""
+        raise ImageTooLargeError(
+            f"the image has {width}x{height} pixels{times}; at most {most} are accepted"
+        )
 
 
 @contextmanager
@@ -390,6 +424,15 @@ def is_negative(image: Image.Image) -> bool:
     return image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
+def has_unused_alpha(image: Image.Image) -> bool:
+    """Returns whether a BMP or TIFF has alpha of 0 only: many programs leave these bytes empty."""
+    if not isinstance(image, BmpImageFile | TiffImageFile) or image.mode not in ("RGBA", "LA"):
+        return False
+    if isinstance(image, TiffImageFile) and image.tag_v2.get(EXTRA_SAMPLES) == PREMULTIPLIED:
+        return False  # Pillow has dropped the colours
+    return image.getchannel("A").getbbox() is None
+
+
 def check_avif(data: bytes) -> None:
     """Raises InvalidImageError if an AVIF file has too many bytes outside of its images."""
     place = metadata = 0
@@ -400,6 +443,17 @@ def check_avif(data: bytes) -> None:
         if metadata > MAX_AVIF_METADATA:
             raise InvalidImageError(f"the AVIF has more than {MAX_AVIF_METADATA} bytes of metadata")
         place += length
+
+
+def limit_avif(image: Any, most: int) -> None:
+    """Makes libavif refuse a part with more than `most` pixels, or more than the file declares.
+
+    Pillow has no parameter for it, but its decoder begins with a pointer to libavif's `avifDecoder`, in
+    which the limits of size and side follow each other.
+    """
+    decoder = ctypes.c_void_p.from_address(id(image._decoder) + object.__basicsize__).value
+    if decoder and [*(limits := (ctypes.c_uint32 * 2).from_address(decoder + 28))] == [1 << 28, 1 << 15]:
+        limits[0] = min(image.width * image.height, most)
 
 
 def correct_transparency(image: PngImageFile) -> None:

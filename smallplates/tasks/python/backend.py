@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from enum import IntEnum
 from importlib import import_module
@@ -164,14 +164,17 @@ class PythonBackend:
         """Returns the result of each item. A ValueError from `infer` refuses a single item."""
         try:
             outputs = self._task.infer(list(items.values()))
-            results = list(outputs) if isinstance(outputs, Iterable) else []  # of a generator, computes
+            results = list(outputs) if is_list(outputs) else []  # of a generator, computes
         except ValueError as error:
             if len(items) > 1:
                 raise
             return dict.fromkeys(items, refusal(error))
         if len(results) != len(items):
             kind = type(outputs).__name__
-            raise TaskError(f"infer returned {len(results)} outputs ({kind}) for {len(items)} items")
+            raise TaskError(
+                f"infer returned {len(results)} outputs ({kind}) for {len(items)} items; it must return "
+                "a list with one for each"
+            )
         return {place: self._finish(output) for place, output in zip(items, results, strict=True)}
 
     def _finish(self, output: Any) -> Result:
@@ -196,6 +199,16 @@ class PythonBackend:
     def close(self) -> None:
         """Drops the class's instance."""
         self._task = None
+
+
+def is_list(outputs: Any) -> bool:
+    """Returns whether iterating over outputs yields one for each item, in the items' order.
+
+    Of a dict or a DataFrame it yields the names of columns, and of a text its characters.
+    """
+    is_ordered = isinstance(outputs, Sequence | Iterator) or hasattr(outputs, "tolist")
+    is_one = isinstance(outputs, str | bytes | bytearray | memoryview) or hasattr(outputs, "_fields")
+    return is_ordered and isinstance(outputs, Iterable) and not is_one
 
 
 def plain(value: Any) -> Any:

@@ -11,13 +11,23 @@ from smallplates.web.api.catalog import CatalogEntry
 from smallplates.web.inference.served_model import Input
 
 
-class Document(msgspec.Struct):
+class TextsOnly(msgspec.Struct, kw_only=True):
+    """What a body with texts, or an object with one, may not have: no vector would contain it."""
+
+    image: None = None
+    images: None = None
+    audio: None = None
+    video: None = None
+    messages: None = None
+
+
+class Passage(TextsOnly):
     """A text as an object."""
 
     text: str
 
 
-Texts = str | list[str | int | list[int] | Document]
+Texts = str | list[str | int | list[int] | Passage]
 """A text or several, each also as token ids, or in a list as an object."""
 
 REFUSAL = (
@@ -39,7 +49,7 @@ def texts_of(texts: Texts, entry: CatalogEntry, most: int) -> list[str]:
     """
     is_single = isinstance(texts, str) or (bool(texts) and isinstance(texts[0], int))
     given: list[Any] = [texts] if is_single else list(texts)
-    values = [value.text if isinstance(value, Document) else value for value in given]
+    values = [value.text if isinstance(value, Passage) else value for value in given]
     if not 1 <= len(values) <= most:
         raise InvalidRequestError(f"send 1 to {most} texts, not {len(values)}")
     if all(isinstance(value, str) for value in values):

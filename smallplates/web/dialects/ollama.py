@@ -16,7 +16,7 @@ from smallplates.models.task_kinds import EMBEDDING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, ErrorText, Finder, Routes, text_error
 from smallplates.web.api.pipeline import Call, Pipeline, Target
-from smallplates.web.api.texts import Texts, input_of, texts_of
+from smallplates.web.api.texts import Texts, TextsOnly, input_of, texts_of
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
@@ -24,7 +24,7 @@ from smallplates.web.inference.served_model import Answer
 LATEST = ":latest"
 
 
-class Named(msgspec.Struct):
+class Named(TextsOnly):
     """The part of a body that names the model; the first clients called it `name`."""
 
     model: str | None = None

@@ -24,7 +24,7 @@ from smallplates.models.task_kinds import EMBEDDING, TEXT_CLASSIFICATION
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import Texts, input_of, texts_of
+from smallplates.web.api.texts import Texts, TextsOnly, input_of, texts_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
@@ -75,7 +75,7 @@ class OpenAIError(BaseModel):
     detail: str
 
 
-class EmbeddingsRequest(msgspec.Struct):
+class EmbeddingsRequest(TextsOnly):
     """The body of a call.
 
     vLLM has `truncate_prompt_tokens`, `truncation_side`, `add_special_tokens`, `embed_dtype`,

@@ -17,7 +17,7 @@ from smallplates.models.task_kinds import EMBEDDING, RANKING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import Document, input_of
+from smallplates.web.api.texts import Passage, TextsOnly, input_of
 from smallplates.web.dialects import openai
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
@@ -26,6 +26,12 @@ from smallplates.web.inference.served_model import Answer
 COHERE, EMBED = "/v2/rerank", ("/v1/embed", "/v2/embed")
 VERSION = {"api_version": {"version": "2"}}
 QUERY, TEXTS = "Is the soup good?", ["The soup was wonderful.", "The table was cold."]
+
+
+class Document(msgspec.Struct):
+    """A text as an object, which may have further fields."""
+
+    text: str
 
 
 class Scores(msgspec.Struct, kw_only=True):
@@ -54,12 +60,6 @@ class RerankRequest(Scores):
     rank_fields: list[Literal["text"]] | None = None
 
 
-class Passage(Document):
-    """A text of NIM's, of which some models also take pictures."""
-
-    image: None = None
-
-
 class RankingRequest(msgspec.Struct):
     """The body of NIM's `/ranking`."""
 
@@ -68,10 +68,11 @@ class RankingRequest(msgspec.Struct):
     truncate: Literal["NONE", "END"] | None = None
 
 
-class EmbedRequest(msgspec.Struct):
-    """The body of Cohere's `/embed`."""
+class EmbedRequest(TextsOnly):
+    """The body of Cohere's `/embed`; its `inputs` may have pictures."""
 
     texts: list[str]
+    inputs: None = None
     input_type: str | None = None
     embedding_types: list[Literal["float"]] | None = None
     truncate: Literal["NONE", "START", "END"] | None = None

@@ -20,7 +20,7 @@ from smallplates.settings import Settings
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import Texts, input_of, text_of, texts_of
+from smallplates.web.api.texts import Texts, TextsOnly, input_of, text_of, texts_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
@@ -50,7 +50,7 @@ class TeiError(BaseModel):
     error_type: str
 
 
-class Form(msgspec.Struct, kw_only=True):
+class Form(TextsOnly, kw_only=True):
     """What bodies may say about their texts."""
 
     model: str | None = None
@@ -227,7 +227,7 @@ def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Response:
     if asked.prompt_name not in prompts:
         raise InvalidRequestError(f"the model has no prompt {str(asked.prompt_name)[:80]!r}")
     most = task.limits["text_bytes"]
-    if (size := sum(len(text.encode()) for text in texts)) > most:
+    if (size := task.bytes_of([(text, 1) for text in texts])) > most:
         raise TextTooLongError(f"the texts have {size} bytes; at most {most} are tokenised")
     prompt = prompts[asked.prompt_name]
     readings = [task.to_reading({"text": text}, None, None, prompt).texts for text in texts]

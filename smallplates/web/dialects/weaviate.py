@@ -7,6 +7,7 @@ from smallplates.models.task_kinds import EMBEDDING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.pipeline import Call, Pipeline
+from smallplates.web.api.texts import TextsOnly
 from smallplates.web.dialects import openai, tei
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
@@ -20,7 +21,7 @@ class Config(msgspec.Struct):
     dimensions: int | None = None
 
 
-class VectorsRequest(msgspec.Struct):
+class VectorsRequest(TextsOnly):
     """The body of `/vectors`: a text, or several."""
 
     text: str | None = None

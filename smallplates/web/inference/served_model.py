@@ -8,8 +8,10 @@ the first step to its answer, so that overload is detected before any work is do
 
 import asyncio
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -30,7 +32,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
-from smallplates.tasks.base import Candidate, Fields, Prepared, Task, result_or_error
+from smallplates.tasks.base import Candidate, Fields, LargeInputError, Prepared, Task, result_or_error
 from smallplates.web.inference.admission import Admission, Turns, Waits
 from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
@@ -312,7 +314,11 @@ class ServedModel:
     ) -> tuple[dict[int, Input], list[int], list[Prepared]]:
         """Returns the result of `without_repeats`, and the first part, as `_next_part` does."""
         if self.task.prepares_together and len(inputs) > 1:
-            return await self._threads.run(lambda: self._first_together(inputs), bulk)
+            large = self._are_large(inputs)
+            return await self._threads.run(lambda: self._first_together(inputs), bulk, large)
+        if len(inputs) > 1 and self.task.large_bytes < math.inf:
+            check = self.task.check_all
+            await self._threads.run(lambda: check([each.read() for each in inputs]), bulk)
         every = dict(enumerate(inputs))
         return every, [*every], await self._next_part(every, 0, bulk)
 
@@ -322,7 +328,8 @@ class ServedModel:
         The keys of `inputs` are their indices in the request.
         """
         if self.task.prepares_together and len(inputs) > 1:
-            return await self._threads.run(lambda: self._together(inputs, done), bulk)
+            large = self._are_large(inputs.values())
+            return await self._threads.run(lambda: self._together(inputs, done), bulk, large)
         if len(inputs) == 1:
             (source,) = inputs.values()
             return [await self._preprocess(source, bulk)]
@@ -372,13 +379,20 @@ class ServedModel:
         return await self._preprocess_on_thread(source, bulk)
 
     async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
-        return await self._threads.run(lambda: self._prepare(source.read()), bulk)
+        if not self._are_large([source]):
+            with suppress(LargeInputError):
+                return await self._threads.run(lambda: self._prepare(source.read(), True), bulk)
+        return await self._threads.run(lambda: self._prepare(source.read()), bulk, large=True)
 
-    def _prepare(self, fields: Fields) -> Prepared:
+    def _are_large(self, inputs: Iterable[Input]) -> bool:
+        """Returns whether small inputs must not wait for these, as far as their bytes tell."""
+        return max(source.size for source in inputs) > self.task.large_bytes
+
+    def _prepare(self, fields: Fields, only_small: bool = False) -> Prepared:
         """Returns an input's items; measures the time that preparing them takes."""
         started, cpu_started = time.perf_counter(), time.thread_time()
         self.task.check_all([fields])
-        prepared = self.task.preprocess(fields)
+        prepared = (self.task.preprocess_small if only_small else self.task.preprocess)(fields)
         self._preparation_s += (time.thread_time() - cpu_started - self._preparation_s) / 8
         self._metrics.decode.observe(time.perf_counter() - started)
         return prepared

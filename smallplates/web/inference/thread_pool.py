@@ -57,40 +57,17 @@ class Job(Generic[T]):
             future.set_exception(error)
 
 
-class ThreadPool:
-    """Runs calls on `count` threads, from `start` to `close`."""
+class Lane:
+    """Calls that wait for the same threads."""
 
-    def __init__(self, count: int) -> None:
-        self._queues: tuple[deque[Job[object]], deque[Job[object]]] = (deque(), deque())
-        self._tokens: SimpleQueue[bool] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"decode-{index}", daemon=True)
-            for index in range(count)
-        ]
+    def __init__(self) -> None:
+        self.queues: tuple[deque[Job[object]], deque[Job[object]]] = (deque(), deque())
+        self.tokens: SimpleQueue[bool] = SimpleQueue()
 
-    def start(self) -> None:
-        """Starts the threads. Raises ConfigurationError if the system refuses one."""
-        return_large_blocks()
-        try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError as error:
-            raise ConfigurationError(f"a thread cannot be started: {error}") from error
-
-    async def run(self, work: Callable[[], T], bulk: bool) -> T:
-        """Runs `work` on a thread and returns its result; cancelled before its turn, it never runs."""
-        job = Job(work, asyncio.get_running_loop())
-        self._queues[bulk].append(job)  # type: ignore[arg-type]  # the queues hold jobs of any type
-        self._tokens.put(True)
-        try:
-            return await job.future
-        finally:
-            job.work = None
-            del job  # breaks the cycle between the job's error and this frame
-
-    def _work(self) -> None:
-        interactive, bulk = self._queues
-        while self._tokens.get():
+    def work(self) -> None:
+        """Runs calls, on each of the lane's threads."""
+        interactive, bulk = self.queues
+        while self.tokens.get():
             try:
                 job = interactive.popleft()
             except IndexError:
@@ -98,11 +75,43 @@ class ThreadPool:
             job.run()
             del job
 
+
+class ThreadPool:
+    """Runs calls on `count` threads, from `start` to `close`, and large ones on as many others."""
+
+    def __init__(self, count: int) -> None:
+        self._lanes = Lane(), Lane()  # for small calls, and for large ones
+        self._threads = [
+            (lane, threading.Thread(target=lane.work, name=f"{name}-{index}", daemon=True))
+            for lane, name in zip(self._lanes, ("decode", "large"), strict=True)
+            for index in range(count)
+        ]
+
+    def start(self) -> None:
+        """Starts the threads. Raises ConfigurationError if the system refuses one."""
+        return_large_blocks()
+        try:
+            for _, thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            raise ConfigurationError(f"a thread cannot be started: {error}") from error
+
+    async def run(self, work: Callable[[], T], bulk: bool, large: bool = False) -> T:
+        """Runs `work` on a thread and returns its result; cancelled before its turn, it never runs."""
+        job, lane = Job(work, asyncio.get_running_loop()), self._lanes[large]
+        lane.queues[bulk].append(job)  # type: ignore[arg-type]  # the queues hold jobs of any type
+        lane.tokens.put(True)
+        try:
+            return await job.future
+        finally:
+            job.work = None
+            del job  # breaks the cycle between the job's error and this frame
+
     def close(self) -> None:
         """Stops the threads after the calls that they are running."""
-        for _ in self._threads:
-            self._tokens.put(False)
-        for thread in self._threads:
+        for lane, _ in self._threads:
+            lane.tokens.put(False)
+        for _, thread in self._threads:
             thread.join()
 
 

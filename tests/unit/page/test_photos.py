@@ -60,6 +60,33 @@ def test_thumbnail_is_small() -> None:
         assert image.size == (photos.THUMBNAIL_SIDE, photos.THUMBNAIL_SIDE // 2)
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (pictures.encode(Image.fromarray(np.full((9, 9), 0x4000, np.uint16)), "PNG"), (64, 64, 64)),
+        (pictures.encode(Image.fromarray(np.full((9, 9), 0x4000, np.uint16)), "TIFF"), (64, 64, 64)),
+        (pictures.encode(Image.new("I", (9, 9), 0x4000), "TIFF"), (64, 64, 64)),
+        (pictures.encode(Image.new("I", (9, 9), 77), "TIFF"), (77, 77, 77)),
+        (pictures.encode(Image.new("F", (9, 9), 0.5), "TIFF"), (127, 127, 127)),
+        (pictures.encode(Image.new("F", (9, 9), 77.0), "TIFF"), (77, 77, 77)),
+        (pictures.encode(Image.new("RGBA", (9, 9), (77, 77, 77, 0)), "TIFF"), (77, 77, 77)),
+        (pictures.encode(Image.new("RGBA", (9, 9), (77, 77, 77, 0)), "PNG"), (255, 255, 255)),
+    ],
+)
+def test_thumbnails_have_the_shades_that_the_api_reads(
+    content: bytes, expected: tuple[int, int, int]
+) -> None:
+    url = photos.Decoder().thumbnail(content) or ","
+    with Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))) as image:
+        assert image.getpixel((4, 4)) == expected
+
+
+def test_many_scans_have_no_thumbnail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(photos, "MAX_PIXELS", 2 * 64 * 48)
+    assert photos.Decoder().thumbnail(pictures.jpeg_with_scans(1))
+    assert photos.Decoder().thumbnail(pictures.jpeg_with_scans(3 * photos.USUAL_SCANS)) is None
+
+
 @given(st.binary(max_size=200))
 @example(picture("JPEG")[:700])
 @example(picture("EPS"))  # Pillow would run Ghostscript on it

@@ -334,6 +334,16 @@ class Nothing(Anything):
     [
         ("return items + items", "infer returned 4 outputs (list) for 2 items"),
         ("return None", "infer returned 0 outputs (NoneType) for 2 items"),
+        ("return {'x': items, 'label': items}", "infer returned 0 outputs (dict) for 2 items"),
+        ("return {'x': items, 'label': items}.values()", "(dict_values) for 2 items"),
+        ("return {'x', 'y'}", "(set) for 2 items"),
+        ("return frozenset('xy')", "(frozenset) for 2 items"),
+        ("return 'xy'", "(str) for 2 items"),
+        ("return b'xy'", "(bytes) for 2 items"),
+        ("return bytearray(2)", "(bytearray) for 2 items"),
+        ("return memoryview(b'xy')", "(memoryview) for 2 items"),
+        ("return __import__('collections').namedtuple('Columns', 'x label')(1, 2)", "(Columns) for 2"),
+        ("return items[0]", "for 2 items"),
         ("return [{'y': 1}, 2]", "the answer is not of the type Answer: "),
         ("return [{'x': 1, 'label': 'y' * 100}] * 2", "the limit answer_bytes is 50"),
     ],
@@ -346,6 +356,19 @@ def test_a_class_that_breaks_its_contract_fails(
     with pytest.raises(TaskError) as caught:
         asked(backend, b'{"x": 1}', b'{"x": 2}', answer_bytes=50)
     assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind", ["list", "tuple", "iter", "__import__('collections').deque", "__import__('numpy').array"]
+)
+def test_outputs_may_be_any_kind_of_list(module: Path, tmp_path: Path, kind: str) -> None:
+    module.write_text(
+        f"{CODE}\nclass Plain(Doubling):\n    Request = Answer = float\n"
+        f"    def infer(self, items):\n        return {kind}(items)\n"
+        "    def postprocess(self, output):\n        return output\n"
+    )
+    backend, _ = loaded(described(tmp_path, "own:Plain"))
+    assert [text for _, text in asked(backend, b"1.5", b"2.5")] == ["1.5", "2.5"]
 
 
 def test_a_generator_may_refuse_a_request(module: Path, tmp_path: Path) -> None:

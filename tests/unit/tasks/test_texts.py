@@ -16,7 +16,7 @@ from smallplates.models.task_kinds import kind_of
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.tasks.base import Prepared
-from smallplates.tasks.text import MAX_BYTES, TOKENS
+from smallplates.tasks.text import MAX_BYTES, MAX_REQUEST_BYTES, TOKENS
 from smallplates.tasks.tokenizer import quick_tokenizer
 from tests import exports, graphs
 from tests.served_task import ServedTask, loaded
@@ -161,6 +161,51 @@ def test_a_graph_of_another_task_or_of_fewer_labels_is_refused(tmp_path: Path) -
         folder = save(tmp_path / save.__name__, exports.word_piece(), {})
         with pytest.raises(ConfigurationError, match=words):
             loaded(graphs.saved(two, folder))
+
+
+@of_both
+@pytest.mark.parametrize(
+    ("normalizer", "text", "most"),
+    [
+        (normalizers.NFKC(), "\ufdfa", 7943),  # becomes 33 bytes
+        (normalizers.NFD(), "\ud55c", 29127),  # 9 bytes
+        (normalizers.BertNormalizer(), "\u6c64", 52428),  # spaces around it
+        (normalizers.Sequence([normalizers.Prepend("x"), normalizers.NFC()]), "\ufdfa", 87381),
+    ],
+)
+def test_bytes_count_after_normalisation(
+    tmp_path: Path, kind: Kind, normalizer: Any, text: str, most: int
+) -> None:
+    tokenizer = exports.byte_level()
+    tokenizer.normalizer = normalizer
+    task = loaded(kind.save(tmp_path / "made", tokenizer, {}))
+    for count, refused in ((most - 2, "tokens"), (most + 1, "bytes")):
+        with pytest.raises(TextTooLongError, match=refused):
+            task.preprocess({kind.first: "w", kind.second: text * count})
+
+
+@of_both
+def test_all_texts_of_a_request_are_limited_together(tmp_path: Path, kind: Kind) -> None:
+    tokenizer = exports.byte_level()
+    tokenizer.normalizer = normalizers.NFKC()
+    task = loaded(kind.save(tmp_path / "made", tokenizer, {}))
+    for text in ("soup " * 40_000, "\ufdfa" * 6000):
+        size = 33 * 6000 if text[0] == "\ufdfa" else len(text)
+        count = MAX_REQUEST_BYTES // size
+        fields = {kind.first: text[:1], kind.second: text}
+        task.check_all([fields] * (count - 1))
+        with pytest.raises(TextTooLongError):
+            task.check_all([fields] * (count + 1))
+    task.check_all([{kind.first: "\ud800", kind.second: "\ud800" * 20_000}])  # refused one by one
+
+
+@of_both
+@pytest.mark.parametrize("text", ["data:image/png;base64,AAAA", "DATA:audio/x-wav,..."])
+def test_a_file_is_no_text(tmp_path: Path, kind: Kind, text: str) -> None:
+    task = loaded(kind.save(tmp_path / "made", exports.word_piece(), {}), long_text="truncate")
+    with pytest.raises(InvalidTextError):
+        task.preprocess({kind.first: "warm", kind.second: text})
+    assert task.preprocess({kind.first: "warm", kind.second: "data: warm soup; data:image"}).items
 
 
 @of_both

@@ -100,6 +100,73 @@ def test_every_mode_becomes_rgb_over_white(make: Callable[[], bytes], expected: 
     assert centre(make()) == [expected] * 3
 
 
+def bmp(alpha: int, masks: tuple[int, ...], header: int = 124) -> bytes:
+    """A BMP of 9x9 red pixels, with alpha as a mask says."""
+    red, alpha_mask = masks[0], masks[3]
+    value = red | (alpha_mask & -alpha_mask) * alpha
+    pixels = struct.pack("<I", value) * 81
+    head = struct.pack("<IiiHHIIiiII", header, 9, 9, 1, 32, 3, len(pixels), 0, 0, 0, 0)
+    head = (head + struct.pack("<4I", *masks)).ljust(header, b"\0")
+    start = 14 + len(head)
+    return b"BM" + struct.pack("<IHHI", start + len(pixels), 0, 0, start) + head + pixels
+
+
+def tiff_of_four(alpha: int, *extra: int) -> bytes:
+    """A TIFF of red pixels with a fourth sample, which the tag ExtraSamples explains, or none."""
+    data = bytes([255, 0, 0, alpha]) * 81
+    tags = [
+        *((256, 1, 9), (257, 1, 9), (258, 4, 0), (259, 1, 1), (262, 1, 2), (273, 1, 8), (277, 1, 4)),
+        *((278, 1, 9), (279, 1, len(data))),
+        *((338, 1, each) for each in extra),
+    ]
+    start = 8 + len(data)
+    place = start + 6 + 12 * len(tags)
+    entries = b"".join(
+        struct.pack("<HHII", tag, 3, count, value if count == 1 else place) for tag, count, value in tags
+    )
+    directory = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", start) + data + directory + struct.pack("<4H", 8, 8, 8, 8)
+
+
+BGRA, ABGR = (0xFF0000, 0xFF00, 0xFF, 0xFF000000), (0xFF000000, 0xFF0000, 0xFF00, 0xFF)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (bmp(0, BGRA), [255, 0, 0]),
+        (bmp(255, BGRA), [255, 0, 0]),
+        (bmp(0, BGRA, header=108), [255, 0, 0]),
+        (bmp(0, ABGR), [255, 0, 0]),
+        (bmp(51, BGRA), [255, 204, 204]),
+        (tiff_of_four(0), [255, 0, 0]),
+        (tiff_of_four(0, 0), [255, 0, 0]),
+        (tiff_of_four(0, 2), [255, 0, 0]),
+        (tiff_of_four(51, 2), [255, 204, 204]),
+        (tiff_of_four(0, 1), [255, 255, 255]),  # the colours are multiplied with alpha
+        (pictures.encode(Image.new("LA", (9, 9), (7, 0)), "TIFF"), [7, 7, 7]),
+    ],
+)
+def test_alpha_that_a_program_has_left_empty_is_none(data: bytes, expected: list[int]) -> None:
+    assert centre(data) == expected
+
+
+def test_parts_of_an_avif_are_no_larger_than_it_says() -> None:
+    data = pictures.avif(64, 48)
+    assert ImageDecoder(SQUEEZED, LIMIT).decode(data).shape == (224, 224, 3)
+    for size in ((32, 48), (64, 47)):
+        with pytest.raises(InvalidImageError):
+            ImageDecoder(SQUEEZED, LIMIT).decode(pictures.avif(*size))
+
+
+def test_scans_of_a_tiff_are_limited() -> None:
+    """libtiff decodes what its strips contain, also a progressive JPEG."""
+    decoder, grey = ImageDecoder(SQUEEZED, LIMIT), pictures.plate(64, 48).convert("L")
+    assert decoder.decode(pictures.tiff_of_jpeg(pictures.jpeg_with_scans(1, grey), 64, 48)).any()
+    with pytest.raises(InvalidImageError):
+        decoder.decode(pictures.tiff_of_jpeg(pictures.jpeg_with_scans(60, grey), 64, 48))
+
+
 @pytest.mark.parametrize(("value", "expected"), [(0, 0), (0x7F0, 127), (0x80F, 128), (4095, 255)])
 def test_12_bits_of_grey_become_8(value: int, expected: int) -> None:
     assert centre(pictures.tiff_of_12_bits(value)) == [expected] * 3

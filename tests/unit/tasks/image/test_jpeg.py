@@ -18,9 +18,10 @@ from smallplates.models.description import ImagePipeline
 from smallplates.tasks.image import decode
 from smallplates.tasks.image.decode import (
     INLINE_BYTES,
-    MAX_SCANS,
+    MAX_MARKERS,
     MAX_SEGMENTS,
     SMALLEST_SIDE,
+    USUAL_SCANS,
     Header,
     ImageDecoder,
 )
@@ -28,6 +29,7 @@ from smallplates.tasks.image.resize import MAX_SIMD_PIXELS
 from tests import pictures
 from tests.pictures import jpeg_with, segment
 
+SCAN = b"\xff\xda"
 MEAN, STD = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 SQUEEZED = ImagePipeline(resize=(224, 224), mean=MEAN, std=STD)
 CROPPED = ImagePipeline(resize=40, center_crop=32, enlarge=(96, 96), mean=MEAN, std=STD)
@@ -81,7 +83,8 @@ def test_plain_files_have_pillows_pixels(
 ) -> None:
     data = pictures.encode(pictures.plate(width, height).convert(mode), **options)
     head = decode.read_header(data)
-    assert head == Header(width, height, plain=min(width, height) >= SMALLEST_SIDE)
+    scans = decode.scans_of(data)
+    assert head == Header(width, height, scans, plain=min(width, height) >= SMALLEST_SIDE)
     by_turbo, by_pillow = both_ways(data, pipeline)
     assert np.array_equal(by_turbo, by_pillow)
 
@@ -122,10 +125,8 @@ def resized(data: bytes, width: int, height: int) -> bytes:
     [
         (pieces(b"\3......"), True),
         (pieces(b"\1......", colours=1), True),
-        (pieces(*[b"\3......"] * (MAX_SCANS + 1)), True),
-        (pieces(*[b"\1......"] * MAX_SCANS), True),
-        (pieces(*[b"\1......"] * (MAX_SCANS + 1)), False),
-        (pieces(*[b"\3......"] * (MAX_SCANS + 1), frame=0xC2), False),
+        (pieces(*[b"\1......"] * 3), True),
+        (pieces(*[b"\3......"] * 3, frame=0xC2), True),
         (pieces(b"\3......", frame=0xC9), False),
         (pieces(b"\3......", precision=12), False),
         (pieces(b"\4......", colours=4), False),
@@ -145,6 +146,44 @@ def test_what_is_plain(data: bytes, plain: bool) -> None:
 
 
 JPEG = pictures.jpeg()
+
+
+@pytest.mark.parametrize(
+    ("data", "scans"),
+    [
+        (pieces(*[b"\3......"] * 9), 1),  # the first has all colours
+        (pieces(*[b"\1......"] * 9), 9),
+        (pieces(b"\1......", *[b"\3......"] * 8), 9),
+        (pieces(*[b"\3......"] * 9, frame=0xC2), 9),
+        (pieces(*[b"\3......\xff\x01"] * 9, frame=0xC2), 9),
+        (
+            pieces(*[b"\3......"] * 9, frame=0xC2) + b"\xff\xd9" + SCAN * 99,
+            9,
+        ),  # such as a film behind it
+        (pieces(b"\3......", frame=0xC2) + segment(0xFE, SCAN * 99), 1),
+        (pieces(b"\3......", frame=0xC2) + segment(0xFE, b"\xff\xd9") + pieces(b"")[2:], 2),
+        (JPEG, 1),
+    ],
+)
+def test_the_number_of_scans(data: bytes, scans: int) -> None:
+    assert decode.scans_of(data) == scans
+
+
+def test_scans_count_as_pixels_whoever_decodes_them() -> None:
+    data = pictures.encode(pictures.plate(), progressive=True)
+    last = data[data.rindex(SCAN) : -2]
+    usual = decode.scans_of(data)
+    exif = segment(0xE1, b"Exif\0\0")
+    decoder = ImageDecoder(SQUEEZED, 2 * 320 * 240)
+    for head in (b"", exif):
+        for more in (0, 2 * USUAL_SCANS - usual):
+            decoder.decode(data[:2] + head + data[2:-2] + last * more + data[-2:])
+        hostile = data[:2] + head + data[2:-2] + last * (2 * USUAL_SCANS) + data[-2:]
+        with pytest.raises(ImageTooLargeError):
+            decoder.decode(hostile)
+        assert not decode.is_cheap(hostile)
+        with pytest.raises(InvalidImageError):
+            decoder.decode(data[:2] + head + segment(0xFE, b"") * MAX_MARKERS + data[2:])
 
 
 @pytest.mark.parametrize(

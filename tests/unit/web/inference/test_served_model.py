@@ -3,14 +3,22 @@
 import asyncio
 import shutil
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock, Mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from smallplates.engine.memory import EngineFds, SlotLayout
-from smallplates.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from smallplates.errors import (
+    DeadlineExceededError,
+    ImageTooLargeError,
+    OverloadedError,
+    UnavailableError,
+)
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle
@@ -80,6 +88,26 @@ def test_small_inputs_are_prepared_on_the_event_loop_unless_others_would_wait(
     asyncio.run(service._preprocess(Input(len(photo), lambda: {"image": photo}), bulk=False))
     assert service._threads.run.called is on_threads
     assert service._turns.wait.called is in_turn
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "large"), [(2000, 2000, False), (2001, 2000, True), (8000, 8000, None)]
+)
+def test_pictures_of_many_pixels_have_their_own_threads(
+    model: Model, width: int, height: int, large: bool | None
+) -> None:
+    service, lanes = served(model, "cpu", 5.0, 2, 1), []
+
+    async def run(work: Callable[[], Prepared], _bulk: bool, large: bool = False) -> Prepared:
+        lanes.append(large)
+        return work()
+
+    service._threads = Mock(run=run)
+    picture = pictures.encode(Image.new("1", (width, height)), "PNG")
+    work = service._preprocess(Input(len(picture), lambda: {"image": picture}), bulk=True)
+    with pytest.raises(ImageTooLargeError) if large is None else nullcontext():
+        asyncio.run(work)
+    assert lanes == ([False] if large is False else [False, True])
 
 
 @pytest.mark.parametrize(

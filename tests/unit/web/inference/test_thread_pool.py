@@ -93,6 +93,20 @@ def test_an_error_among_several_lets_go_what_was_sent() -> None:
     assert kept() is None
 
 
+def test_large_calls_leave_threads_for_small_ones() -> None:
+    async def main() -> None:
+        threads, end = ThreadPool(1), threading.Event()
+        threads.start()
+        large = [asyncio.ensure_future(threads.run(end.wait, False, large=True)) for _ in range(3)]
+        assert await threads.run(lambda: "done", bulk=True) == "done"
+        assert not any(task.done() for task in large)
+        end.set()
+        assert await asyncio.gather(*large) == [True] * 3
+        threads.close()
+
+    asyncio.run(main())
+
+
 def test_a_thread_that_the_system_refuses_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no new thread")))
     with pytest.raises(ConfigurationError, match="a thread cannot be started: no new thread"):
