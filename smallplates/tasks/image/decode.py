@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, _imaging
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError, _imaging, features
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Image import Transpose
 from PIL.JpegImagePlugin import JpegImageFile
@@ -81,6 +82,7 @@ INLINE_BYTES, SMALL_PIXELS = 96 * 1024, 4_000_000  # limits for a JPEG on the ev
 
 MAX_READS = 500_000  # Pillow reads each segment, chunk or tile in a few pieces, in Python
 PNG, AVIF_PART = b"\x89PNG", b"av01"
+AVIF_LAYOUTS = {("13.0.0", "1.4.2")}  # versions of Pillow and libavif, see `limit_avif`
 MAX_AVIF_METADATA = 32 * 1024  # libavif takes quadratic time for it, while no other thread can run
 LOOKS_LIKE = {
     rb".{4}ftyp(hei|hev|mif1|msf1)": "a HEIC photo: save it as JPEG",
@@ -449,8 +451,10 @@ def limit_avif(image: Any, most: int) -> None:
     """Makes libavif refuse a part with more than `most` pixels, or more than the file declares.
 
     Pillow has no parameter for it, but its decoder begins with a pointer to libavif's `avifDecoder`, in
-    which the limits of size and side follow each other.
+    which the limits of size and side follow each other. Versions that were not looked at have no limit.
     """
+    if (PIL.__version__, features.version("avif")) not in AVIF_LAYOUTS:
+        return
     decoder = ctypes.c_void_p.from_address(id(image._decoder) + object.__basicsize__).value
     if decoder and [*(limits := (ctypes.c_uint32 * 2).from_address(decoder + 28))] == [1 << 28, 1 << 15]:
         limits[0] = min(image.width * image.height, most)
