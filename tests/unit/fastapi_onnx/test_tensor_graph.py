@@ -75,6 +75,29 @@ def test_axes_that_vary(
     assert (actual.pads, actual.checks_finite, actual.batch_size) == (False, False, 0)
 
 
+@pytest.mark.parametrize(
+    ("asked", "declared", "perm", "is_batched", "expected"),
+    [
+        ([1, 4, "width"], [1, "length"], [2, 0, 1], False, ("width", 1, 4)),
+        ([1, 4, "width"], [1, 4, "length", 1, 1], [0, 2, 1], True, ("width", 4)),
+        (["N", 3, 4], ["N", 12], [0, 2, 1], True, (4, 3)),
+        (["N", 3, 4], [], [0, 2, 1], True, (4, 3)),
+    ],
+)
+def test_an_output_has_the_axes_that_it_returns_and_not_as_many_as_declared(
+    tmp_path: Path,
+    asked: Axes,
+    declared: Axes,
+    perm: list[int],
+    is_batched: bool,
+    expected: tuple[int | str, ...],
+) -> None:
+    nodes = [node("Identity", "x", "same"), node("Transpose", "same", "y", perm=perm)]
+    made = model(nodes, [value("x", axes=asked)], [value("y", axes=declared)])
+    actual = signature(made, tmp_path)
+    assert (actual.is_batched, actual.outputs[0].shape) == (is_batched, expected)
+
+
 @pytest.mark.parametrize("size", [1, 8])
 def test_a_fixed_batch_size_is_the_only_one(tmp_path: Path, size: int) -> None:
     assert signature(graphs.two_by_two(size), tmp_path).batch_size == size
