@@ -8,6 +8,7 @@ import onnxruntime as ort
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.independence import with_compared_items
+from fastapi_onnx.largest_items import with_larger_limits
 from fastapi_onnx.network import FP32, INT8, Network, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from smallplates.engine.backend import BackendInfo
@@ -34,7 +35,10 @@ class OnnxBackend:
 
     def compare_items(self, model: Model, signature: Signature) -> Iterator[Signature]:
         """See `GraphReader`; raises ConfigurationError."""
-        return with_compared_items(model, signature)
+        best = signature
+        for best in with_compared_items(model, signature):
+            yield best
+        yield from with_larger_limits(model, best)
 
     def weights(self, model: Model) -> Iterable[Path]:
         """See `WeightsReader`; raises ConfigurationError."""

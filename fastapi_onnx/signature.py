@@ -5,6 +5,7 @@ graph computes one item at a time, of its full shapes if another axis may be the
 that has a name, or nothing, in place of a size varies from item to item. Called by `backend.py`.
 """
 
+import copy
 import itertools
 import math
 import re
@@ -115,10 +116,17 @@ class TensorGraph:
         for dimension in itertools.chain.from_iterable(map(dimensions, model.graph.output)):
             if dimension.dim_value <= 0:
                 dimension.Clear()  # else the name stands against what is inferred, mostly an input's
+        declared = [*map(copy.deepcopy, model.graph.output)]
+        read = {name for made in model.graph.node for name in made.input}
+        for value in model.graph.output:
+            if value.name not in read:  # else other shapes are inferred from it
+                value.type.tensor_type.ClearField("shape")
         if model.functions:
             model = inliner.inline_local_functions(model)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         outputs, is_text = inferred.graph.output, description.text is not None
+        for value, other in zip(outputs, declared, strict=True):
+            keep_sizes(value, other)
         self._read(inputs, outputs, stated, None if self._objection else batch)
         if self._objection:
             return
@@ -249,7 +257,7 @@ class TensorGraph:
                 f"the number of axes of the output {value.name} is unknown; export the graph with shapes"
             )
         value_axes, known = axes(value), (self._batch, *self._input_axes)
-        names = stated or [""] * len(value_axes)
+        names = stated if len(stated) == len(value_axes) else [""] * len(value_axes)
         return [
             axis if isinstance(axis, int) or axis in known else name or f"{value.name}_axis_{place}"
             for place, (axis, name) in enumerate(zip(value_axes, names, strict=True))
@@ -263,6 +271,15 @@ def forget_weights(graph: onnx.GraphProto) -> None:
             data = getattr(tensor, name)
             if len(data) > MAX_SHAPE_NUMBERS:
                 tensor.ClearField(name)
+
+
+def keep_sizes(value: onnx.ValueInfoProto, declared: onnx.ValueInfoProto) -> None:
+    """Gives an output the sizes that the file declares, unless it has another number of axes."""
+    if not value.type.tensor_type.HasField("shape"):
+        value.CopyFrom(declared)
+    elif len(dimensions(value)) == len(dimensions(declared)):
+        for dimension, other in zip(dimensions(value), dimensions(declared), strict=True):
+            dimension.MergeFrom(other)
 
 
 def forget_sizes(

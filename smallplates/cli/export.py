@@ -387,7 +387,7 @@ def write_int8(model: Model, options: Int8Options) -> None:
     for kind, verdict in verdicts.items():
         verdict.fp32_sha256 = model.fp32_sha256(kind)
     version = model.description.version
-    model.description.int8 = {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
+    model.description.int8 |= {f"{version}/{kind}": verdict for kind, verdict in verdicts.items()}
     has_model_json = (model.folder / "model.json").exists()
     if has_model_json:
         write_description(model.folder, model.description)

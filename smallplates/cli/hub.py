@@ -13,7 +13,7 @@ ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 DESCRIPTION = [
     *("config.json", "preprocessor_config.json", "processor_config.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    "vocab.txt",
+    *("vocab.txt", "chat_template.*", "additional_chat_templates/*"),
     *("modules.json", "config_sentence_transformers.json", "sentence_*_config.json"),
     *("*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors"),
 ]

@@ -12,10 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
+from fastapi_onnx.logits import without_softmax
 from fastapi_onnx.normalisation import PIXELS, TENSOR, model_inputs, with_two_inputs
 from fastapi_onnx.sessions import cpu_session
 from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import ImagePipeline
+from smallplates.models.scores import are_probabilities
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
 
@@ -121,12 +123,8 @@ def open_output(graph: GraphProto, choice: str | None) -> list[str]:
             f"the output {name!r} is {TensorProto.DataType.Name(kind).lower()}: logits are needed, "
             "float [N, classes]"
         )
-    softmax = next((n for n in graph.node if name in n.output and n.op_type == "Softmax"), None)
-    if softmax is not None:
-        if not any(name in node.input for node in graph.node):
-            graph.node.remove(softmax)
-        name = softmax.input[0]
-        notes.append("its last node, Softmax, is removed: the service computes probabilities")
+    if without_softmax(graph, name):
+        notes.append("the Softmax at its end is removed: the service computes probabilities")
     if rank > 2:
         graph.node.append(helper.make_node("Flatten", [name], [f"{OUTPUT}_flat"]))
         name = f"{OUTPUT}_flat"
@@ -183,7 +181,7 @@ def check(logits: NDArray[np.float32], classes: int) -> None:
         raise ConfigurationError(
             "the graph returns numbers that are not finite: its weights are damaged"
         )
-    if classes > 1 and logits.min() >= 0 and abs(logits.sum() - 1) < 1e-3:
+    if are_probabilities(logits):
         raise ConfigurationError(
             "the graph returns probabilities: export the network without its softmax, which the "
             "service computes"

@@ -37,7 +37,7 @@ Kind = Literal[
 ]
 GRAPH: Kind = "model.onnx"
 DEFAULT_LIMIT = 512
-"""Maximum size of a tensor axis that varies, if nothing states one."""
+"""Maximum size of a tensor axis that varies, if nothing states one and larger ones were not tried."""
 
 INT8_KINDS: dict[Kind, Kind] = {"model_quantized.onnx": GRAPH, "model_quantized.pt": "model.safetensors"}
 """Files in int8, and those in fp32 from which they are made."""
@@ -270,9 +270,9 @@ class ModelDescription(BaseModel):
     """How the vectors of tokens become a text's vector."""
 
     limits: dict[str, PositiveInt] = {}
-    """Maximum size of each tensor axis that varies, by the axis' name in the graph; 512 for axes that
-    are not listed. An axis that is listed is not the batch dimension. For a Python task: `request_bytes`
-    and `answer_bytes`."""
+    """Maximum size of each tensor axis that varies, by the axis' name in the graph. For other axes, the
+    service finds at startup how large an item the graph computes; at least 512. An axis that is listed
+    is not the batch dimension. For a Python task: `request_bytes` and `answer_bytes`."""
 
     aliases: dict[str, Literal["request", "tensor"]] = {}
     """Further names of the model, each for calls with requests or with tensors. A name for tensors

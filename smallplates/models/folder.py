@@ -170,6 +170,9 @@ class Model:
             cure = ""
             if kind == GRAPH and self.has("model_quantized.onnx"):
                 cure = "; model_quantized.onnx needs SERVING_PRECISION=int8"
+            elif kind == GRAPH and (graphs := sorted(self.folder.glob("**/*.onnx"))):
+                names = list_names([str(path.relative_to(self.folder)) for path in graphs])
+                cure = f", but it has {names}: rename the one to serve to {GRAPH}"
             elif kind == GRAPH and self.has("model.safetensors"):
                 is_text = kind_of(self.description.task).outputs
                 export = f"smallplates export transformers {self.folder}" if is_text else "optimum-cli"

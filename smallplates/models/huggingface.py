@@ -65,6 +65,9 @@ class Config(File):
     pretrained_cfg: Any = None
     """What timm writes about its networks, which `tasks/image/timm.py` reads."""
 
+    text_config: Any = None
+    """Part of a network that has another one for images or sounds."""
+
     sentence_transformers: dict[str, Any] | None = None
     sbert_ce_default_activation_function: str | None = None
     """These two are in exports of sentence-transformers' CrossEncoder, the second in older ones."""

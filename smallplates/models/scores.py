@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+SUM_ERROR = 1e-3
+"""Largest difference of a sum of probabilities from 1, by rounding."""
+
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Returns probabilities of the same shape, which add up to 1 along the last axis."""
@@ -16,6 +19,12 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     """Returns probabilities of the same shape, for classes that do not exclude each other."""
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
+
+
+def are_probabilities(numbers: NDArray[Any]) -> bool:
+    """Returns whether all numbers [..., classes] are from 0 to 1, and add up to 1 for each item."""
+    sums = numbers.sum(-1, dtype=np.float64)
+    return numbers.shape[-1] > 1 and bool(numbers.min() >= 0 and (np.abs(sums - 1) < SUM_ERROR).all())
 
 
 Activation = Callable[[NDArray[np.float32]], NDArray[np.float64]]

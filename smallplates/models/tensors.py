@@ -233,6 +233,8 @@ def check_outputs(
         unknown = dict.fromkeys(axes_of([spec]), -1)  # matches no size
         if array.shape != (size, *spec.shape_at(unknown | known)) or array.dtype != spec.dtype:
             note = f": {spec.note}" if spec.note else ""
+            if array.ndim != 1 + len(spec.shape):
+                note = "; the file declares another number of axes: correct the output's shape in it"
             raise ValueError(
                 f"the model returned {spec.name} as {array.dtype} {list(array.shape)}, "
                 f"not as {spec.dtype} {[size, *spec.shape]}{note}"

@@ -31,8 +31,8 @@ from smallplates.system import python
 from smallplates.system.pdeathsig import die_with_parent
 
 SIGNATURE = TypeAdapter(Signature)
-COMPARE_S, TEXTS_S = 1.0, 30.0
-"""Time limits in seconds for opening the graph and computing made-up items, or made-up texts.
+COMPARE_S, MORE_S, TEXTS_S = 1.0, 5.0, 30.0
+"""Time limits in seconds for opening the graph and computing made-up items, further ones, or texts.
 
 Importing PyTorch is part of it: with ten seconds, a busy start left a text model without padding.
 """
@@ -93,6 +93,7 @@ def main(backend: str, folder: str, version: str, name: str, parent: str) -> Non
         signal.setitimer(signal.ITIMER_REAL, TEXTS_S if model.description.text else COMPARE_S)
         for better in reader.compare_items(model, declaration):
             write(signature=SIGNATURE.dump_python(better, mode="json"))
+            signal.setitimer(signal.ITIMER_REAL, TEXTS_S if model.description.text else MORE_S)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except ConfigurationError as error:
         write(error=str(error))

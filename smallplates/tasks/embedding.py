@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from smallplates.errors import InvalidRequestError
+from smallplates.errors import ConfigurationError, InvalidRequestError
 from smallplates.logging import logger
 from smallplates.models.description import EmbeddingPipeline
 from smallplates.models.folder import Model
@@ -24,6 +24,9 @@ LEAST_LENGTH = np.float32(1e-12)
 
 GENERATORS = ("HeadModel", "HeadsModel")
 """Ends of architectures that generate texts, although they end in `Model`."""
+
+PLAIN = "Data2VecTextModel"
+"""The only architecture with this end that is a plain encoder, as BERT is."""
 
 NO_MODULES = "no modules.json names a pooling: tokens are averaged (mean), vectors keep their length"
 
@@ -71,6 +74,12 @@ class Embedding(TextTask):
         if pipeline is None:
             if not architecture.endswith("Model") or architecture.endswith(GENERATORS):
                 return None
+            if config.text_config or (architecture.endswith("TextModel") and architecture != PLAIN):
+                raise ConfigurationError(
+                    f"{folder} cannot be served: its network, {architecture}, belongs to one for images "
+                    "or sounds, and has its own pooling and padding; it needs a modules.json of "
+                    "sentence-transformers that names the pooling"
+                )
             pipeline = EmbeddingPipeline(note=NO_MODULES)
         text, stated = text_pipeline(folder, config), read_length(folder).max_seq_length
         if stated:

@@ -15,6 +15,7 @@ from smallplates.models.scores import sigmoid
 from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
 from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
 from smallplates.tasks.text import Direction, TextTask, Truncate, check_bytes, size_of
+from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, has_chat_template
 
 MAX_TEXTS_BYTES = 2 * 1024 * 1024
 """Maximum UTF-8 bytes of the texts of one request, which take up to two seconds to tokenise."""
@@ -77,20 +78,28 @@ class Ranking(TextTask):
         It is none if the label has no name, if problem_type is regression, or if the export is of
         sentence-transformers' CrossEncoder.
         """
-        if len(config.labels) != 1 or config.problem_type not in (None, REGRESSION):
-            return None
         options = read_options(folder)
-        if options.prompts.get(options.default_prompt_name or ""):
-            raise ConfigurationError(
-                f"{folder} cannot be served: its default_prompt_name puts a prompt before queries; "
-                "rerankers are supported without prompts only"
-            )
         is_cross_encoder = (
             options.model_type == CROSS_ENCODER
             or config.sentence_transformers
             or config.sbert_ce_default_activation_function
         )
-        if not (is_cross_encoder or config.problem_type or config.labels == [UNNAMED]):
+        has_score = len(config.labels) == 1 and config.problem_type in (None, REGRESSION)
+        is_reranker = has_score and (config.problem_type or config.labels == [UNNAMED])
+        if (is_cross_encoder or is_reranker) and has_chat_template(folder):
+            raise ConfigurationError(
+                f"{folder} cannot be served: it has a chat template, in a file or in "
+                f"{TOKENIZER_CONFIG}, and rerankers are supported without one only; remove the template "
+                "if the network was trained on plain pairs of texts"
+            )
+        if not has_score:
+            return None
+        if options.prompts.get(options.default_prompt_name or ""):
+            raise ConfigurationError(
+                f"{folder} cannot be served: its default_prompt_name puts a prompt before queries; "
+                "rerankers are supported without prompts only"
+            )
+        if not (is_cross_encoder or is_reranker):
             return None
         fields = super().from_export(folder, config) or {}
         text: TextPipeline = fields["text"]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from smallplates.errors import ConfigurationError, NotSupportedError
+from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
@@ -22,8 +23,13 @@ class TensorsOnly(Task):
 
     @classmethod
     def plan(cls, model: Model, settings: Settings, *graph: Signature) -> tuple[Signature, ...]:
-        """Returns the graph's signature. Raises ConfigurationError for wrong `names` in model.json."""
+        """Returns the graph's signature, and logs how far its axes vary.
+
+        Raises ConfigurationError for wrong `names` in model.json.
+        """
         (signature,) = graph
+        if signature.limits:
+            logger().info("largest item", model=model.description.name, limits=signature.limits)
         names, sides = model.description.names, (signature.inputs, signature.outputs)
         known = [spec.name for specs in sides for spec in specs]
         if unknown := names.keys() - known:

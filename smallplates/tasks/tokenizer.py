@@ -83,6 +83,7 @@ class TokenizerConfig(File):
     """The same since transformers 5; before, tokens with names."""
 
     split_special_tokens: bool | None = None
+    chat_template: Any = None
     tokenizer_class: str | None = None
     do_lower_case: bool | None = None
     strip_accents: bool | None = None
@@ -161,6 +162,12 @@ def read_config(folder: Path) -> TokenizerConfig:
     return config
 
 
+def has_chat_template(folder: Path) -> bool:
+    """Returns whether an export has a template for texts. Raises ConfigurationError."""
+    files = (*folder.glob("chat_template.*"), *folder.glob("additional_chat_templates/*"))
+    return bool(files or read_config(folder).chat_template)
+
+
 def text_pipeline(folder: Path, config: Config) -> TextPipeline:
     """Returns the preprocessing of an export's texts. Raises ConfigurationError."""
     path = folder / TOKENIZER
@@ -172,7 +179,8 @@ def text_pipeline(folder: Path, config: Config) -> TextPipeline:
                 "others as ONNX graphs that are called with tensors"
             )
         raise ConfigurationError(
-            f"{path} is missing: let transformers write it, with "
+            f"{path} is missing: let transformers 4 write it (version 5 writes a wrong one for several "
+            "classes), with "
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
     file, pad = read_config(folder), config.pad_token_id

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 from smallplates.engine import topology
 from smallplates.engine.backend import Backend, BackendInfo, DeclaredBackend, WeightsReader
 from smallplates.engine.memory import Memory, State, generation_of, slot_of
-from smallplates.engine.report import PROFILE, REPORT, WorkerReport
+from smallplates.engine.report import PROFILE, REPORT, Profile, WorkerReport
 from smallplates.engine.worker_args import REFRESH_HEARTBEAT, WorkerArgs
 from smallplates.errors import ConfigurationError, summary
 from smallplates.logging import configure_logging, logger
@@ -91,7 +91,7 @@ class Worker:
             executor.device = ThreadPoolExecutor(1, "device")
         slots = self._args.layout
         largest = 0 if on_gpu or cap or settings.max_batch_size != "auto" else slots.max_batch
-        warm_up = partial(warmup.warm_up, backend, slots.signatures, sizes, settings, largest)
+        warm_up = partial(self._warm_up, backend, model, sizes, settings, largest)
         if executor.device:
             profile = executor.device.submit(warm_up).result()
         else:
@@ -159,6 +159,13 @@ class Worker:
     def _is_woken_first(self) -> bool:
         """Whether a request that is alone in the service may wake this worker."""
         return self._args.epoll_fd is None or self._args.index < topology.SINGLE_REQUEST_WORKERS
+
+    def _warm_up(self, backend: Backend, model: Model, *arguments: Any) -> Profile:
+        """Measures the network; see `warmup.warm_up`. Raises ConfigurationError, also without logits."""
+        signatures = self._args.layout.signatures
+        profile = warmup.warm_up(backend, signatures, *arguments)
+        warmup.check_logits(backend, model, signatures[0])
+        return profile
 
     def _load_for_threads(self, model: Model, threads: int) -> Backend:
         changes = {"intra_op_threads": threads, "device": "cpu"}

@@ -19,8 +19,12 @@ from smallplates.engine.report import Profile
 from smallplates.errors import ConfigurationError, in_one_line
 from smallplates.logging import logger
 from smallplates.models.comparison import difference, relative
+from smallplates.models.folder import Model
+from smallplates.models.scores import are_probabilities
+from smallplates.models.task_kinds import kind_of
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Signature, check_outputs, examples
 from smallplates.settings import Settings
+from smallplates.worker import precision_check
 from smallplates.worker.device_errors import DeviceLostError, OutOfDeviceMemoryError
 from smallplates.worker.precision_check import TOGETHER, sample_images
 
@@ -111,6 +115,24 @@ def images_depend(backend: Backend, signature: Signature, sizes: Collection[int]
     images = sample_images((height, width))[:size]
     alone = np.concatenate([backend.infer(signature, [image[None]])[0] for image in images])
     return difference([alone], backend.infer(signature, [images]), relative).worst > MIXED
+
+
+def check_logits(backend: Backend, model: Model, signature: Signature) -> None:
+    """Raises ConfigurationError if a network has probabilities where its task computes them.
+
+    Numbers that the network does not compute are left out.
+    """
+    kind, answers, count = kind_of(model.description.task), [], signature.batch_size or 1
+    if kind.compare and all(name.endswith("logits") for name in kind.outputs):
+        with contextlib.suppress(Exception):  # of the library, or for a tokeniser that cannot be read
+            samples = precision_check.samples(model, signature)
+            firsts = range(0, len(samples.inputs[0]) - count + 1, count)
+            answers = [backend.infer(signature, samples.part(first, count)) for first in firsts]
+    if any(all(map(are_probabilities, output)) for output in zip(*answers, strict=True)):
+        raise ConfigurationError(
+            "the network returns probabilities, but logits are needed, because the service computes the "
+            "probabilities: remove the softmax at the network's end"
+        )
 
 
 def with_examples(backend: Backend, signatures: Sequence[Signature]) -> Iterator[Signature]:

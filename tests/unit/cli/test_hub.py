@@ -21,6 +21,7 @@ FILES = {
     "2_Dense/config.json": b'{"a": 3}',
     "2_Dense/model.safetensors": b"weights of a layer",
     "2_Dense/pytorch_model.bin": b"the same as a pickle",
+    "chat_template.jinja": b"{{ messages }}",
     "config.json": b'{"a": 1}',
     "config_sentence_transformers.json": b'{"a": 4}',
     "modules.json": b"[]",
@@ -72,8 +73,9 @@ def test_only_what_is_served_is_downloaded_and_once(server: Hub, tmp_path: Path)
     folder, same = map(Path, fetch(tmp_path, server.url, MOOD, again))
     graph = "onnx/model.onnx"
     wanted = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
-    wanted += ["config.json", "config_sentence_transformers.json", "modules.json"]
-    wanted += [graph, f"{graph}.data", f"{graph}_data", "sentence_bert_config.json", "tokenizer.json"]
+    wanted += ["chat_template.jinja", "config.json", "config_sentence_transformers.json"]
+    wanted += ["modules.json", graph, f"{graph}.data", f"{graph}_data"]
+    wanted += ["sentence_bert_config.json", "tokenizer.json"]
     assert sorted(server.asked) == wanted
     assert folder.is_relative_to(tmp_path)
     assert [(folder / name).read_bytes() for name in wanted] == [FILES[name] for name in wanted]

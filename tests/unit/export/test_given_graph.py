@@ -64,6 +64,14 @@ def changed_probabilities(operator: str) -> list[NodeProto]:
     return chain("GlobalAveragePool", "Flatten", "Softmax", operator)
 
 
+LIMITS = tensors(low=np.float32(0.1), high=np.float32(0.5))
+BEHIND = [
+    changed_probabilities("Identity"),
+    [*chain("GlobalAveragePool", "Flatten", "Softmax", end="p"), node("Clip", "p low high", "y")],
+    [*chain("GlobalAveragePool", end="p"), node("Softmax", "p", "q", axis=1), node("Flatten", "q", "y")],
+]
+
+
 def with_scale(operator: str) -> list[NodeProto]:
     """The channels' means, and 1, 2, 3 combined with them."""
     return [*MEANS, node(operator, "means scale", "y")]
@@ -110,12 +118,19 @@ def means(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         (graph(["N", 3, 6, 8], MEAN_OF_EACH_CHANNEL, HALF), "a Cast is put in front", 1),
         (graph(["N", 6, 8, 3], CHANNELS_LAST), "a Transpose is put in front", 1),
         (graph(["N", 6, 8, 3], CHANNELS_LAST, HALF), "a Cast is put in front", 1),
-        (graph(["N", 3, 6, 8], SOFTMAX), "Softmax, is removed", 1),
-        (graph(["N", 3, 6, 8], SOFTMAX, HALF), "Softmax, is removed", 1),
+        (graph(["N", 3, 6, 8], SOFTMAX), "Softmax at its end is removed", 1),
+        (graph(["N", 3, 6, 8], SOFTMAX, HALF), "Softmax at its end is removed", 1),
+        *(
+            (graph(["N", 3, 6, 8], nodes, weights=LIMITS), "Softmax at its end is removed", 1)
+            for nodes in BEHIND
+        ),
         (graph(["N", 3, 6, 8], SAME, outputs=("y", "means")), "y is served", 1),
         (graph([1, 3, 6, 8], with_scale("Mul"), weights=SCALE, ir_version=3), "", 3),
     ],
-    ids=["open", "one", "half", "last", "half-last", "softmax", "half-softmax", "two-outputs", "old"],
+    ids=[
+        *("open", "one", "half", "last", "half-last", "softmax", "half-softmax"),
+        *("identity", "clip", "two", "two-outputs", "old"),
+    ],
 )
 def test_what_others_export_is_served(
     tmp_path: Path, model: ModelProto, words: str, factor: int
@@ -167,9 +182,9 @@ def test_a_graph_that_computes_only_single_pictures_is_said_to(
         (graph(["N", 3, 6, 8], LOG_OF_ZERO), "not finite"),
         (graph(["N", 3, 6, 8], TWICE), "3 labels"),
         (graph(["N", 3, 6, 8], changed_probabilities("Relu")), "without its softmax"),
-        (graph(["N", 3, 6, 8], changed_probabilities("Identity")), "remove the Softmax"),
+        (graph(["N", 3, 6, 8], chain("GlobalAveragePool", "Flatten", "Sigmoid")), "remove the Sigmoid"),
     ],
-    ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities", "softmax"],
+    ids=["uint8", "grey", "size", "rank", "broken", "nan", "classes", "probabilities", "sigmoid"],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, model: ModelProto, words: str) -> None:
     said = exported(model, tmp_path, code=1)

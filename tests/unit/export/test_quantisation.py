@@ -180,8 +180,14 @@ def test_a_state_dict_gets_int8_files_for_both_backends(tmp_path: Path, folder_o
 def test_a_graph_that_was_quantised_elsewhere_is_judged_alike(
     exported: Path, colour_graph: Path, folder_of_photos: Path, tmp_path: Path
 ) -> None:
+    file = exported / "model.json"
+    other = {"fit": True, "reason": "made before", "sample_difference": 0}
+    described = {**json.loads(file.read_bytes()), "int8": {"1/model_quantized.pt": other}}
+    file.write_text(json.dumps(described))
     run(exported, "--calibrate", folder_of_photos, "--file", colour_graph)
-    verdict = Verdict.of(Model.read(exported).description.int8["1/model_quantized.onnx"])
+    verdicts = Model.read(exported).description.int8
+    assert sorted(verdicts) == ["1/model_quantized.onnx", "1/model_quantized.pt"]
+    verdict = Verdict.of(verdicts["1/model_quantized.onnx"])
     assert (verdict.fit, verdict.method, verdict.worst_difference) == (True, "", 0)
     graph = onnx.load(colour_graph)
     wrong = -np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)

@@ -1,6 +1,7 @@
 """`fastapi_onnx.signature` and what leads to it: from a file to a signature, or to a sentence."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,69 @@ def test_axes_that_vary(
     assert (actual.inputs[0].shape, actual.outputs[0].shape) == (expected, expected)
     assert actual.limits == {axis: DEFAULT_LIMIT for axis in expected if isinstance(axis, str)}
     assert (actual.pads, actual.checks_finite, actual.batch_size) == (False, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "perm", "is_batched", "expected"),
+    [
+        ([1, 4, "width"], [1, "length"], [2, 0, 1], False, ("width", 1, 4)),
+        ([1, 4, "width"], [1, 4, "length", 1, 1], [0, 2, 1], True, ("width", 4)),
+        (["N", 3, 4], ["N", 12], [0, 2, 1], True, (4, 3)),
+        (["N", 3, 4], [], [0, 2, 1], True, (4, 3)),
+    ],
+)
+def test_an_output_has_the_axes_that_it_returns_and_not_as_many_as_declared(
+    tmp_path: Path,
+    asked: Axes,
+    declared: Axes,
+    perm: list[int],
+    is_batched: bool,
+    expected: tuple[int | str, ...],
+) -> None:
+    nodes = [node("Identity", "x", "same"), node("Transpose", "same", "y", perm=perm)]
+    made = model(nodes, [value("x", axes=asked)], [value("y", axes=declared)])
+    actual = signature(made, tmp_path)
+    assert (actual.is_batched, actual.outputs[0].shape) == (is_batched, expected)
+
+
+POSITIONS = [
+    node("Shape", "x", "axes", start=1, end=2),
+    node("Squeeze", "axes", "count"),
+    node("Range", "zero count one", "places"),
+    node("Gather", "table places", "found"),
+    node("Add", "x found", "y"),
+]
+PRODUCTS = [node("Transpose", "x", "turned", perm=[0, 2, 1]), node("MatMul", "x turned", "y")]
+TWICE = [node("Add", "x x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "answered", "limits", "expected"),
+    [
+        (POSITIONS, ["N", "n"], ["N", "n"], {}, {"n": 1024}),  # of 1500 in the table
+        (POSITIONS, ["N", "n"], ["N", "n"], {"n": 7}, {"n": 7}),
+        (PRODUCTS, ["N", "n", 2], ["N", "n", "n"], {}, {"n": 4096}),  # an output of 16 million numbers
+        (TWICE, ["N", 3, "h", "w"], ["N", 3, "h", "w"], {}, {"h": 1024, "w": 1024}),
+        (TWICE, ["N", 3, "h", "w"], ["N", 3, "h", "w"], {"h": 48}, {"h": 48, "w": 16384}),
+        (TWICE, ["N", "a", "b", "c"], ["N", "a", "b", "c"], {}, dict.fromkeys("abc", DEFAULT_LIMIT)),
+    ],
+)
+def test_limits_are_the_largest_sizes_that_the_graph_computes_in_little_memory(
+    tmp_path: Path,
+    nodes: list[onnx.NodeProto],
+    asked: Axes,
+    answered: Axes,
+    limits: dict[str, int],
+    expected: dict[str, int],
+) -> None:
+    weights = tensors(table=np.zeros(1500, np.float32), zero=0, one=1)
+    made = model(nodes, [value("x", axes=asked)], [value("y", axes=answered)], weights)
+    graphs.saved(made, tmp_path)
+    described = Model(tmp_path, ModelDescription(**DESCRIBED, limits=limits))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    *_, found = OnnxBackend().compare_items(described, OnnxBackend().signature(described))
+    assert found.limits == expected
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 @pytest.mark.parametrize("size", [1, 8])

@@ -334,6 +334,10 @@ def test_what_to_do_without_a_graph(tmp_path: Path) -> None:
         model.file("model.onnx")
     with pytest.raises(ConfigurationError, match="for images, export it with optimum-cli"):
         from_transformers(str(model.folder))
+    graphs.saved(graphs.mean_colour(), model.folder / "onnx")
+    (model.folder / "onnx" / "model.onnx").rename(model.folder / "onnx" / "model_q4.onnx")
+    with pytest.raises(ConfigurationError, match=r"no model\.onnx, .* has onnx/model_q4\.onnx: rename"):
+        model.file("model.onnx")
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,9 @@ WITHOUT_PROMPT = {"pooling_mode_mean_tokens": True, "include_prompt": False}
         ([("Pooling", WITHOUT_PROMPT)], PROMPT, "its pooling leaves prompts out"),
         ([], {"config.json": {"architectures": ["BertForMaskedLM"]}}, "is BertForMaskedLM"),
         ([], {"config.json": {"architectures": ["GPT2LMHeadModel"]}}, "is GPT2LMHeadModel"),
+        ([], {"config.json": {"architectures": ["SiglipTextModel"]}}, "SiglipTextModel, .* pooling"),
+        ([], {"config.json": {"architectures": ["CLIPTextModel"]}}, "CLIPTextModel, .* pooling"),
+        ([], {"config.json": {"architectures": ["CLIPModel"], "text_config": {"a": 1}}}, "CLIPModel, "),
     ],
 )
 def test_what_is_no_encoder_is_refused(
@@ -349,7 +352,14 @@ def test_empty_prompts_can_be_left_out_of_pooling(tmp_path: Path) -> None:
     assert loaded(folder).prompts == prompts
 
 
-@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "Qwen3ForCausalLM", "BertModel"])
+@pytest.mark.parametrize(
+    "architecture", ["BertForMaskedLM", "Qwen3ForCausalLM", "BertModel", "CLIPTextModel"]
+)
 def test_modules_decide_whatever_the_head(tmp_path: Path, architecture: str) -> None:
     folder = saved(tmp_path, MEAN, architectures=[architecture])
     assert Model.read(folder).description.task == "embedding"
+
+
+def test_a_plain_encoder_needs_no_modules(tmp_path: Path) -> None:
+    folder = saved(tmp_path, architectures=["Data2VecTextModel"])
+    assert Model.read(folder).description.embedding_pipeline.pooling == "mean"

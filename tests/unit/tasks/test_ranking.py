@@ -72,6 +72,34 @@ def test_another_activation_function_is_refused(tmp_path: Path, name: Any) -> No
         Model.read(folder)
 
 
+TEMPLATE = "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", TEMPLATE),
+        ("chat_template.json", json.dumps({"chat_template": TEMPLATE})),
+        ("additional_chat_templates/rank.jinja", TEMPLATE),
+        ("tokenizer_config.json", json.dumps({"chat_template": TEMPLATE})),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "default", "template": TEMPLATE}]}),
+        ),
+    ],
+)
+def test_only_classifiers_may_have_a_chat_template(tmp_path: Path, name: str, content: str) -> None:
+    for config in ({}, CROSS_ENCODER, {"id2label": {"0": "NO", "1": "YES"}, **CROSS_ENCODER}):
+        folder = saved(tmp_path, **config)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+        with pytest.raises(ConfigurationError, match="chat template"):
+            Model.read(folder)
+    folder = saved(tmp_path, id2label={"0": "toxic"})
+    (folder / name).write_text(content)
+    assert Model.read(folder).description.task == "text-classification"
+
+
 def test_equal_texts_are_computed_once(tmp_path: Path) -> None:
     prepared = loaded(saved(tmp_path)).preprocess(
         {"query": "warm", "texts": ["soup"] * 9 + ["bread"] * 9}

@@ -1,5 +1,6 @@
 """`smallplates.tasks.text_classification`: from exports of text classifiers to answers."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import NodeProto, TensorProto
 from tokenizers import Tokenizer, processors
 from tokenizers.normalizers import BertNormalizer
 
@@ -20,6 +21,7 @@ from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.tasks.text import TENSOR, TOKENS
+from smallplates.worker.warmup import check_logits
 from tests import exports, graphs
 from tests.served_task import ServedTask, answers, loaded
 
@@ -290,16 +292,62 @@ def test_the_longest_text_is_one_that_the_graph_computes(
         loaded(folder).preprocess({"text": "warm " * (tokens - 1)})
 
 
-@pytest.mark.parametrize("name", ["logits", "probabilities"])
-def test_a_graph_that_returns_probabilities_is_refused(tmp_path: Path, name: str) -> None:
-    folder = saved(tmp_path)
+SIGMOID = [
+    graphs.node("Neg", "z", "minus"),
+    graphs.node("Exp", "minus", "exponential"),
+    graphs.node("Add", "exponential one", "sum"),
+]
+SHOWN = {
+    "softmax": [graphs.node("Softmax", "z", "logits")],
+    "clip": [graphs.node("Sigmoid", "z", "p"), graphs.node("Clip", "p low high", "logits")],
+    "parts": [*SIGMOID, graphs.node("Div", "one sum", "logits")],
+    "reciprocal": [*SIGMOID, graphs.node("Reciprocal", "sum", "logits")],
+}
+LOGITS = {
+    "logits": [graphs.node("Identity", "z", "logits")],
+    "clipped": [graphs.node("Clip", "z minus_nine nine", "logits")],
+    "log": [graphs.node("LogSoftmax", "z", "logits")],
+    "scaled": [graphs.node("Exp", "half", "scale"), graphs.node("Div", "z scale", "logits")],
+    "cosine": [graphs.node("Tanh", "z", "logits")],
+}
+PARTS = [
+    graphs.node("Exp", "z", "exponential"),
+    graphs.node("ReduceSum", "exponential axis", "sum"),
+    graphs.node("Div", "exponential sum", "logits"),
+]
+
+
+def ending_in(nodes: list[NodeProto], folder: Path, name: str = "logits") -> Path:
+    """An export whose graph computes these from logits `z`; its output has this name."""
     made = graphs.text_classifier(exports.embeddings(WORD_PIECE))
-    made.graph.node[-1].output[0] = "logits" if name == "probabilities" else "sum"
-    made.graph.node.append(graphs.node("Softmax", made.graph.node[-1].output[0], name))
+    made.graph.node[-1].output[0] = "z"
+    made.graph.node.extend([*nodes, graphs.node("Identity", "logits", "probabilities")])
     made.graph.output[0].name = name
-    graphs.saved(made, folder)
-    with pytest.raises(ConfigurationError, match=f"{name} has probabilities.* remove the Softmax"):
+    floats = {"one": 1, "half": 0.5, "low": 1e-7, "high": 0.9, "nine": 9, "minus_nine": -9}
+    made.graph.initializer.extend(
+        [
+            *graphs.tensors(**{key: np.float32(number) for key, number in floats.items()}),
+            *graphs.tensors(axis=[1]),
+        ]
+    )
+    return graphs.saved(made, saved(folder))
+
+
+@pytest.mark.parametrize("name", ["logits", "probabilities"])
+@pytest.mark.parametrize("end", SHOWN)
+def test_a_graph_that_returns_probabilities_is_refused(tmp_path: Path, end: str, name: str) -> None:
+    folder = ending_in(SHOWN[end], tmp_path, name)
+    with pytest.raises(ConfigurationError, match=f"{name} has probabilities"):
         planned(folder)
+
+
+@pytest.mark.parametrize(("end", "is_refused"), [("parts", True), *((end, False) for end in LOGITS)])
+def test_numbers_show_whether_they_are_probabilities(tmp_path: Path, end: str, is_refused: bool) -> None:
+    served = ServedTask(ending_in({**LOGITS, "parts": PARTS}[end], tmp_path))
+    served.backend.load(served.model, served.settings)
+    refuses = pytest.raises(ConfigurationError, match="returns probabilities")
+    with refuses if is_refused else contextlib.nullcontext():
+        check_logits(served.backend, served.model, served.signatures[TOKENS])
 
 
 def test_a_graph_in_int8_alone(tmp_path: Path) -> None:
