@@ -28,11 +28,8 @@ from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.system.pdeathsig import die_with_parent
 from smallplates.worker import precision_check
-from smallplates.worker.precision_check import TOGETHER, Samples
+from smallplates.worker.precision_check import TOGETHER, Infer, Samples
 from smallplates.worker.shared_choice import shared_choice
-
-Infer = Callable[[Sequence[Array]], list[Array]]
-"""Computes outputs [N, ...] from inputs [N, ...]."""
 
 MAX_TIME_RATIO = 0.9
 """Largest accepted time, relative to the best candidate so far."""
@@ -70,6 +67,11 @@ class Candidate:
     max_difference: float = math.inf
     """Largest accepted difference from the reference: the mean of int8, otherwise the worst."""
 
+    agreement: float | None = None
+    """See `Trial.agreement`; known before for int8."""
+
+    samples: int | None = None
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -105,13 +107,12 @@ def int8_candidate(
     fit here. Its answers may differ from fp32 only slightly more than they did there. `only_static`
     means that the runtime computes dynamic int8 as slowly as fp32 (as measured with OpenVINO).
     """
-    most = MAX_INT8_DIFFERENCE
+    most, verdict = MAX_INT8_DIFFERENCE, model.verdict(file)
     if not model.has(file):
         refusal = f"the model has no {file}"
     elif settings.precision in ("auto", "int8") and model.is_of_other_weights(file):
         refusal = f"{file} was made from other weights: run `smallplates quantize` again"
     elif settings.precision == "auto":
-        verdict = model.verdict(file)
         if verdict is None:
             refusal = f"model.json does not say whether {file} is fit for use"
         elif not verdict.fit:
@@ -120,7 +121,8 @@ def int8_candidate(
             refusal = refusal or f"{runtime} is not faster in dynamic int8 than in fp32"
         else:
             most = verdict.sample_difference + precision_check.MAX_EXCESS
-    return Candidate(runtime, "int8", refusal, most)
+    known = (verdict.agreement, verdict.photos) if verdict else ()
+    return Candidate(runtime, "int8", refusal, most, *known)
 
 
 def choose(
@@ -218,9 +220,13 @@ def measure(
         else:
             answer, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
             trial = answer or replace(trial, reason=f"it cannot be used: {error}")
+            if not trial.reason and candidate.precision == "bf16" and is_faster(trial, best):
+                pair = reference, candidate
+                answer, error = run(partial(with_agreement, trial, ms, load, pair, samples))
+                trial = answer or replace(trial, reason=f"it cannot be used: {error}")
         if not trial.reason:
             good.append(trial)
-            if (trial.ms or 0) > MAX_TIME_RATIO * (best.ms or 0):
+            if not is_faster(trial, best):
                 reason = f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
                 trial = replace(trial, reason=reason)
             else:
@@ -228,6 +234,35 @@ def measure(
                 trial = best = replace(trial, reason=reason)
         trials.append(trial)
     return [replace(trial, chosen=trial == best) for trial in trials]
+
+
+def is_faster(trial: Trial, best: Trial) -> bool:
+    """Returns whether a trial takes so much less time than the best one so far that it is chosen."""
+    return (trial.ms or 0) <= MAX_TIME_RATIO * (best.ms or 0)
+
+
+def with_agreement(
+    trial: Trial,
+    ms: float,
+    load: Callable[[Candidate], Infer],
+    pair: Sequence[Candidate],
+    samples: Callable[[], Samples],
+) -> Trial:
+    """Returns a trial with its agreement with the reference, which takes `ms` per item.
+
+    The pair is the reference and the trial's candidate.
+    """
+    seconds = round(precision_check.LEAST_SAMPLES * (ms + (trial.ms or 0.0)) / 1000)
+    if seconds > precision_check.MAX_AGREEMENT_S:
+        return replace(
+            trial, reason=f"comparing {precision_check.LEAST_SAMPLES} samples takes {seconds} s"
+        )
+    exact, lower = map(load, pair)
+    found = precision_check.agreement(exact, lower, samples())
+    worst = max(trial.difference or 0.0, found.worst)
+    return replace(
+        trial, reason=found.objection, difference=worst, agreement=found.share, samples=found.samples
+    )
 
 
 def is_faster_for_sure(trial: Trial, candidate: Candidate) -> bool:
@@ -277,9 +312,9 @@ def measure_one(
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
     gaps = difference(expected[0], outputs, inputs.compare)
-    gap = gaps.worst if gaps.has_same_best else max(gaps.worst, 1.0)
-    gap = round(gaps.mean if is_int8 else gap, 5)
-    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, memory)
+    gap = round(gaps.mean if is_int8 else gaps.worst, 5)
+    share, count = candidate.agreement, candidate.samples
+    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, share, count, memory)
     if gap > most:
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
     most += MAX_ITEM_EXCESS if is_int8 else 0
