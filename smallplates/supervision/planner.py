@@ -1,6 +1,7 @@
 """Finds a model's task and what its workers run; `smallplates/models/task_kinds.py` has the table."""
 
 from collections.abc import Mapping, Sequence
+from threading import Event
 from typing import Any
 
 from smallplates.errors import ConfigurationError
@@ -27,15 +28,15 @@ def task_of(
 def planner(backend: str, settings: Settings) -> Planner:
     """Returns a function that plans a model's engine; `backend` is a `module:class`.
 
-    The function may start a process, and raises ConfigurationError.
+    The function may start a process. It raises ConfigurationError, also if its event is set meanwhile.
     """
 
-    def plan(model: Model) -> EnginePlan:
+    def plan(model: Model, ending: Event | None = None) -> EnginePlan:
         name = model.description.task
         kind = kind_of(name)
         if kind is PYTHON and ":" not in name:
             raise ConfigurationError(f"there is no task {name}")
-        graph = [describe.signature(backend, model)] if kind.plain_graph else []
+        graph = [describe.signature(backend, model, ending)] if kind.plain_graph else []
         return EnginePlan(kind.backend or backend, kind.load().plan(model, settings, *graph))
 
     return plan
