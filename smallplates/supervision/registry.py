@@ -144,6 +144,9 @@ class Registry:
         self.reasons: dict[str, str] = {}
         """Name -> reason why a model is out of service."""
 
+        self._counters: dict[str, tuple[int, int]] = {}
+        """Name -> counters of the last engine of an unloaded model."""
+
         self.members: dict[int, Member] = {}
         self.on_first: Callable[[Supervisor], None] = lambda _: None
         """Called with the first engine before any web process gets it."""
@@ -275,6 +278,7 @@ class Registry:
         async def change() -> None:
             if engine := self.engine_of(name):
                 engine.is_serving = False
+                self._counters[name] = engine.supervisor.memory.counters
                 await self._withdraw(name, UNLOADED)
                 await self._end(engine)
 
@@ -326,6 +330,10 @@ class Registry:
             await self._end(engine)
             raise
         before = self.engine_of(engine.name)
+        counters = (
+            before.supervisor.memory.counters if before else self._counters.get(engine.name, (0, 0))
+        )
+        engine.supervisor.memory.continue_counters(counters)
         engine.is_serving = True
         self.reasons.pop(engine.name, None)
         if before:

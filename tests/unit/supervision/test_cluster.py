@@ -130,7 +130,7 @@ async def test_a_start_that_fails_does_not_wait_for_a_web_process_that_has_died(
     ours, theirs = messages.pair()
     theirs.close()
     ours.setblocking(False)
-    dead = WebProcess(0, Mock(**{"wait.return_value": 0}), ours)
+    dead = WebProcess(0, Mock(pid=0, **{"wait.return_value": 0}), ours)
     monkeypatch.setattr(WebProcess, "start", lambda *_: dead)
     engine = Engine(0, Mock())
     engine.handle(0)

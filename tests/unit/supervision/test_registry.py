@@ -108,6 +108,20 @@ async def test_a_version_serves_when_every_web_process_has_prepared_it(started: 
     assert [engine.supervisor for engine in registry.engines] == [new]
 
 
+async def test_counters_continue_from_the_last_engine_also_of_an_unloaded_model(
+    started: list[Mock],
+) -> None:
+    registry = registry_of("a")
+    await registry.start()
+    await registry.load(version_of("a", "2"))
+    await registry.unload("a")
+    await registry.load(version_of("a", "3"))
+    first, second, third = started
+    assert first.memory.continue_counters.call_args.args == ((0, 0),)
+    assert second.memory.continue_counters.call_args.args == (first.memory.counters,)
+    assert third.memory.continue_counters.call_args.args == (second.memory.counters,)
+
+
 async def test_a_version_that_one_web_process_cannot_serve_changes_nothing(started: list[Mock]) -> None:
     registry, first, second = registry_of("a"), Web(0), Web(1, broken=("2",))
     await registry.add(first)
