@@ -113,12 +113,12 @@ class TorchBackend:
         with translate_errors():
             network = network.to(device, **CHANNELS_LAST)
             normalise = Normalise(model.description.pipeline).to(device)
-            network, precision, reason = in_half(
-                network,
-                precision_check.samples(model, IMAGE),
-                lambda inputs: [normalise(torch.from_numpy(inputs[0]).to(device))],
-                settings.precision,
-            )
+
+            def images(seed: int) -> list[torch.Tensor]:
+                pixels = precision_check.sample_images(size, seed)
+                return [normalise(torch.from_numpy(pixels).to(device))]
+
+            network, precision, reason = in_half(model, network, images, settings.precision)
             self._network = CudaNetwork(network, normalise, size, classes, graphs=settings.cuda_graphs)
         return precision, reason
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from smallplates.models.folder import Model
 from smallplates.models.tensors import Array
 from smallplates.worker import precision_check
 from smallplates.worker.device_errors import translate_errors
@@ -137,27 +138,25 @@ def pin(shape: tuple[int, int]) -> Tensor:
 
 
 def in_half(
-    network: Module,
-    samples: precision_check.Samples,
-    prepare: Callable[[Sequence[Array]], Sequence[Tensor]],
-    precision: str,
+    model: Model, network: Module, batch: Callable[[int], Sequence[Tensor]], precision: str
 ) -> tuple[Module, str, str]:
     """Returns the network in fp16 if its outputs agree, else itself; its precision, and why.
 
-    `prepare` makes the network's inputs of samples; `precision` is the setting. Raises
-    ConfigurationError if it is fp16 and they do not agree.
+    `batch` makes inputs from a seed; `precision` is the setting. Raises ConfigurationError if it is fp16
+    and they do not agree.
     """
     if precision == "fp32":
         return network, "fp32", precision_check.FORCED.format("fp32")
     half = copy.deepcopy(network).half()
 
-    def infer(module: Module, dtype: torch.dtype, inputs: Sequence[Array]) -> list[Array]:
-        tensors = [each.to(dtype) if each.is_floating_point() else each for each in prepare(inputs)]
+    def infer(module: Module, dtype: torch.dtype, batch: Sequence[Tensor]) -> list[Array]:
+        tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in batch]
         with torch.inference_mode():
             answer = module(*tensors)
         outputs = answer if isinstance(answer, tuple) else (answer,)
         return [output.float().cpu().numpy() for output in outputs]
 
+    samples = precision_check.Samples(batch, precision_check.comparison_for(model))
     exact, lower = partial(infer, network, torch.float32), partial(infer, half, torch.float16)
-    precision, reason = precision_check.fp16_or_fp32(exact, lower, samples, insist=precision == "fp16")
+    precision, reason = precision_check.fp16_or_fp32(exact, lower, samples, precision == "fp16")
     return half if precision == "fp16" else network, precision, reason

@@ -70,15 +70,12 @@ class TokenNetwork:
         network = token_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         with translate_errors():
-            network, precision, reason = in_half(
-                network.to(device),
-                precision_check.Samples(
-                    lambda seed: [each.numpy() for each in examples(model, network, SAMPLES, seed)[0]],
-                    precision_check.comparison_for(model),
-                ),
-                lambda inputs: [torch.from_numpy(array).to(device) for array in inputs],
-                settings.precision,
-            )
+
+            def texts(seed: int) -> list[Tensor]:
+                return [tensor.to(device) for tensor in examples(model, network, SAMPLES, seed)[0]]
+
+            network = network.to(device)
+            network, precision, reason = in_half(model, network, texts, settings.precision)
         return cls(network, settings, device, precision, reason)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:

@@ -218,15 +218,13 @@ def measure(
         elif faster:
             trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
-            answer, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
+            most_ms = MAX_TIME_RATIO * (best.ms or 0)
+            pair = candidate, reference
+            answer, error = run(partial(measure_one, pair, load, samples, expected, memory_mb, most_ms))
             trial = answer or replace(trial, reason=f"it cannot be used: {error}")
-            if not trial.reason and candidate.precision == "bf16" and is_faster(trial, best):
-                pair = reference, candidate
-                answer, error = run(partial(with_agreement, trial, ms, load, pair, samples))
-                trial = answer or replace(trial, reason=f"it cannot be used: {error}")
         if not trial.reason:
             good.append(trial)
-            if not is_faster(trial, best):
+            if (trial.ms or 0) > MAX_TIME_RATIO * (best.ms or 0):
                 reason = f"less than 10 % faster: {trial.ms} instead of {best.ms} ms per item"
                 trial = replace(trial, reason=reason)
             else:
@@ -234,35 +232,6 @@ def measure(
                 trial = best = replace(trial, reason=reason)
         trials.append(trial)
     return [replace(trial, chosen=trial == best) for trial in trials]
-
-
-def is_faster(trial: Trial, best: Trial) -> bool:
-    """Returns whether a trial takes so much less time than the best one so far that it is chosen."""
-    return (trial.ms or 0) <= MAX_TIME_RATIO * (best.ms or 0)
-
-
-def with_agreement(
-    trial: Trial,
-    ms: float,
-    load: Callable[[Candidate], Infer],
-    pair: Sequence[Candidate],
-    samples: Callable[[], Samples],
-) -> Trial:
-    """Returns a trial with its agreement with the reference, which takes `ms` per item.
-
-    The pair is the reference and the trial's candidate.
-    """
-    seconds = round(precision_check.LEAST_SAMPLES * (ms + (trial.ms or 0.0)) / 1000)
-    if seconds > precision_check.MAX_AGREEMENT_S:
-        return replace(
-            trial, reason=f"comparing {precision_check.LEAST_SAMPLES} samples takes {seconds} s"
-        )
-    exact, lower = map(load, pair)
-    found = precision_check.agreement(exact, lower, samples())
-    worst = max(trial.difference or 0.0, found.worst)
-    return replace(
-        trial, reason=found.objection, difference=worst, agreement=found.share, samples=found.samples
-    )
 
 
 def is_faster_for_sure(trial: Trial, candidate: Candidate) -> bool:
@@ -294,27 +263,30 @@ def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]
 
 
 def measure_one(
-    candidate: Candidate,
+    pair: tuple[Candidate, Candidate],
     load: Callable[[Candidate], Infer],
     samples: Callable[[], Samples],
     expected: list[Any],
     memory_mb: float,
+    most_ms: float,
 ) -> Trial:
     """Returns a candidate's trial; its reason says why it is unacceptable, and is empty if it is not.
 
-    If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
-    `expected` or from call to call, and what the library raises. Batches that the reference refuses are
-    computed, too, because they might end the process. Their answers, of memory behind a tensor or from
-    the last call, are an error if the reference computes larger batches.
+    `pair` is the candidate and the reference. If it agrees, it computes the further batches, twice.
+    Raises ValueError if their answers differ from `expected` or from call to call, and what the library
+    raises. Batches that the reference refuses are computed, too, because they might end the process.
+    Their answers, of memory behind a tensor or from the last call, are an error if the reference
+    computes larger batches. At last, bf16 is compared on more samples, if it takes up to `most_ms`.
     """
+    candidate, reference = pair
     inputs, before, largest, only_here = samples(), own_memory_mb(), 0, ""
     outputs, ms = time_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
     gaps = difference(expected[0], outputs, inputs.compare)
     gap = round(gaps.mean if is_int8 else gaps.worst, 5)
-    share, count = candidate.agreement, candidate.samples
-    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, share, count, memory)
+    known = candidate.agreement, candidate.samples
+    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, *known, memory)
     if gap > most:
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
     most += MAX_ITEM_EXCESS if is_int8 else 0
@@ -329,11 +301,16 @@ def measure_one(
         if any(one.tobytes() != other.tobytes() for one, other in zip(first, second, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
         gaps = difference(answer, first, inputs.compare)
-        gap = gaps.mean if is_int8 else gaps.worst
-        if gap > most:
-            raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
+        here = gaps.mean if is_int8 else gaps.worst
+        if here > most:
+            raise ValueError(
+                f"differs by {here:.5f} for inputs {shapes}; at most {most:.3f} is accepted"
+            )
     takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
     reason = takes if memory > memory_mb else ""
+    if candidate.precision == "bf16" and ms <= most_ms and not reason:
+        reason, worst, share, count = precision_check.agreement(load(reference), infer, inputs)
+        trial = replace(trial, difference=max(gap, worst), agreement=share, samples=count)
     return replace(trial, reason=reason, largest_size=largest or None)
 
 

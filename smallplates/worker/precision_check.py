@@ -1,11 +1,12 @@
 """Precision check: compares a network's answers with those of fp32 at load, on made-up inputs."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,8 @@ CLEAR_MARGIN, LEAST_SAMPLES = 0.02, 256
 """They change the best class of none of at least so many samples with a larger margin in fp32."""
 
 FEW, MOST_ITEMS, MAX_AGREEMENT_S = 64, 1024, 60
-"""Items whose margins show their median, and the items and seconds that it may take to find so many
-samples; after these, fp32 is used."""
+"""Items whose margins show their median; the most items among which so many samples may be; and the most
+seconds that LEAST_SAMPLES may take. If it takes more, fp32 is used."""
 
 EXACT = 1e-3
 """Largest accepted difference for the same precision in another runtime."""
@@ -45,8 +46,8 @@ For a model of this project that value was 0.018, and the difference 0.041 on pr
 saturate. Processors with the same arithmetic have no excess, as far as emulation shows.
 """
 
-Infer = Callable[[Sequence[Array]], list[Array]]
-"""Computes outputs [N, ...] from inputs [N, ...]."""
+Infer = Callable[[Sequence[Any]], list[Array]]
+"""Computes outputs [N, ...] from inputs [N, ...], which are arrays, or PyTorch's tensors."""
 
 IMAGE = Signature("image", (), ())
 """How the networks of image classifiers are called, as far as samples depend on it."""
@@ -77,7 +78,7 @@ def sample_images(size: tuple[int, int], seed: int = 0) -> NDArray[np.uint8]:
 class Samples:
     """Made-up inputs, always the same, and how to compare the answers to them."""
 
-    make: Callable[[int], Sequence[Array]]
+    make: Callable[[int], Sequence[Any]]
     """Makes [N, ...] for each input, from a seed."""
 
     compare: Compare
@@ -177,52 +178,40 @@ def sample_tokens(model: Model, texts: int = SAMPLES) -> NDArray[np.int64]:
     return np.random.default_rng(0).integers(0, count, (texts, length))
 
 
-class Agreement(NamedTuple):
-    """How a lower precision agrees with fp32 on made-up samples."""
-
-    objection: str
-    """Why it is not acceptable; empty if it is."""
-
-    worst: float
-    """Largest difference of a number."""
-
-    share: float
-    """Share of the samples whose best class is the same; 1 if the numbers have no classes."""
-
-    samples: int
-    """Number of samples that were compared."""
-
-
-def agreement(exact: Infer, lower: Infer, samples: Samples) -> Agreement:
+def agreement(exact: Infer, lower: Infer, samples: Samples) -> tuple[str, float, float, int]:
     """Compares a lower precision with fp32 until enough samples have a clear best class.
 
-    Ends as soon as an answer differs by too much. Raises what the networks raise.
+    Returns why it is not acceptable, empty if it is; the largest difference of a number; the share of
+    samples with the same best class, which is 1 for numbers without classes; and the number of samples.
+    Ends as soon as an answer differs by too much, or if it would take too long. Raises what the networks
+    raise.
     """
-    worst, margins, changed, items = 0.0, np.empty(0), np.empty(0, bool), 0
-    end = time.perf_counter() + MAX_AGREEMENT_S
+    worst, margins, changed, items, objection = 0.0, np.empty(0), np.empty(0, bool), 0, ""
+    start = time.perf_counter()
     for seed in range(MOST_ITEMS):
         batch = samples.make(seed)
         gap = difference(exact(batch), lower(batch), samples.compare)
         worst, items = max(worst, gap.worst), items + len(batch[0])
         margins, changed = np.append(margins, gap.margins), np.append(changed, gap.changed)
         clear = margins > CLEAR_MARGIN
-        most = min(MAX_DIFFERENCE, MARGIN_SHARE * float(np.median(margins))) if margins.size else 0.0
-        is_wrong = (changed & clear).any() or worst > (most if items >= FEW else MAX_DIFFERENCE)
-        is_enough = min(items, int(clear.sum())) >= LEAST_SAMPLES
-        if is_wrong or is_enough or items >= MOST_ITEMS or time.perf_counter() > end:
+        usual = MARGIN_SHARE * float(np.median(margins)) if items >= FEW and margins.size else math.inf
+        seconds = (time.perf_counter() - start) * LEAST_SAMPLES / items
+        if worst > (most := min(MAX_DIFFERENCE, usual)):
+            objection = f"differs by {worst:.5f}; at most {most:.5f} is accepted"
+        elif (changed & clear).any():
+            objection = (
+                f"changes the best class of a sample whose margin in fp32 is above {CLEAR_MARGIN}"
+            )
+        elif min(items, clear.sum()) >= LEAST_SAMPLES:
             break
-    objection = ""
-    if worst > most:
-        objection = f"differs by {worst:.5f}; at most {most:.5f} is accepted"
-    elif is_wrong:
-        objection = f"changes the best class of a sample whose margin in fp32 is above {CLEAR_MARGIN}"
-    elif not is_enough:
-        objection = (
-            f"is compared with {clear.sum()} of {items} samples whose margin in fp32 is above "
-            f"{CLEAR_MARGIN}; {LEAST_SAMPLES} are needed"
-        )
+        elif items >= MOST_ITEMS:
+            objection = f"{clear.sum()} of {items} samples have a margin above {CLEAR_MARGIN} in fp32"
+        elif seconds > MAX_AGREEMENT_S:
+            objection = f"comparing {LEAST_SAMPLES} samples takes {seconds:.0f} s"
+        if objection:
+            break
     share = 1 - float(changed.sum()) / max(1, len(changed))
-    return Agreement(objection, round(worst, 5), round(share, 4), len(changed))
+    return objection, round(worst, 5), round(share, 4), len(changed)
 
 
 def fp16_or_fp32(exact: Infer, lower: Infer, samples: Samples, insist: bool) -> tuple[str, str]:
@@ -231,10 +220,10 @@ def fp16_or_fp32(exact: Infer, lower: Infer, samples: Samples, insist: bool) -> 
     If `insist` is set, returns `fp16` unless outputs differ by more than MAX_DIFFERENCE: raises
     ConfigurationError then.
     """
-    found = agreement(exact, lower, samples)
-    if insist and found.worst > MAX_DIFFERENCE:
-        raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: fp16 {found.objection}")
+    objection, worst, share, count = agreement(exact, lower, samples)
+    if insist and worst > MAX_DIFFERENCE:
+        raise ConfigurationError(f"SERVING_PRECISION=fp16 cannot be used: fp16 {objection}")
     if insist:
         return "fp16", FORCED.format("fp16")
-    same = f"fp16 names fp32's class for {found.share:.1%} of {found.samples} samples"
-    return ("fp32", f"fp16 {found.objection}") if found.objection else ("fp16", same)
+    same = f"fp16 names fp32's class for {share:.1%} of {count} samples"
+    return ("fp32", f"fp16: {objection}") if objection else ("fp16", same)

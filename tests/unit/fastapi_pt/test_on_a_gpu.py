@@ -125,16 +125,15 @@ def test_a_size_that_does_not_fit_is_let_go(
 
 
 def test_half_precision_is_only_used_where_it_agrees(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Model, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_check, "LEAST_SAMPLES", 8)  # a CPU takes long in fp16
     network, normalise = read_network(model), Normalise(model.description.pipeline)
-    half = partial(
-        cuda.in_half,
-        network,
-        precision_check.samples(model, precision_check.IMAGE),
-        lambda inputs: [normalise(torch.from_numpy(inputs[0]))],
-    )
+
+    def images(seed: int) -> list[torch.Tensor]:
+        return [normalise(torch.from_numpy(np.roll(pixels, seed)))]
+
+    half = partial(cuda.in_half, model, network, images)
     with torch.inference_mode():
         assert half("fp32") == (network, "fp32", "SERVING_PRECISION=fp32")
         chosen, *why = half("fp16")
@@ -145,7 +144,7 @@ def test_half_precision_is_only_used_where_it_agrees(
         monkeypatch.setattr(precision_check, "MAX_DIFFERENCE", 0.0)
         chosen, precision, reason = half("auto")
         assert (chosen is network, precision) == (True, "fp32")
-        assert "fp16 differs by" in reason
+        assert "fp16: differs by" in reason
         with pytest.raises(ConfigurationError, match="SERVING_PRECISION=fp16 cannot be used"):
             half("fp16")
 

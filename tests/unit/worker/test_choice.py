@@ -320,11 +320,11 @@ def test_a_lower_precision_changes_no_clear_class_of_256_samples(
 ) -> None:
     samples = Samples(lambda seed: [np.full((8, 1), float(seed))], probabilities)
     exact, lower = margins(usual, last), margins(usual, last, shift)
-    found = precision_check.agreement(exact, lower, samples)
-    assert objection in found.objection
-    assert bool(found.objection) == bool(objection)
-    assert found.share == pytest.approx(share, abs=1e-4)
-    assert found.samples == count
+    found, _, same, compared = precision_check.agreement(exact, lower, samples)
+    assert objection in found
+    assert bool(found) == bool(objection)
+    assert same == pytest.approx(share, abs=1e-4)
+    assert compared == count
 
 
 def test_bf16_is_refused_for_a_class_that_the_first_samples_do_not_show() -> None:
@@ -342,8 +342,10 @@ def test_bf16_is_refused_for_a_class_that_the_first_samples_do_not_show() -> Non
     assert reference.samples is None
 
 
-def test_a_slow_network_stays_in_fp32_rather_than_start_late() -> None:
+def test_a_slow_network_stays_in_fp32_rather_than_start_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_check, "time", SimpleNamespace(perf_counter=lambda: CLOCK.now))
     bf16 = Candidate("b", "bf16", max_difference=0.02)
-    _, trial = compare(computing(seconds=0.3), (bf16, computing()))
-    assert not trial.chosen
+    for seconds, is_chosen in ((0.2, True), (0.3, False)):
+        _, trial = compare(computing(seconds=seconds), (bf16, computing()))
+        assert trial.chosen == is_chosen
     assert "comparing 256 samples takes 77 s" in trial.reason
