@@ -30,6 +30,7 @@ from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.worker import batch_sizes, cuda_driver, precision_check
 from smallplates.worker.device_errors import OutOfDeviceMemoryError, classify, translate_errors
+from smallplates.worker.precision_check import IMAGE
 
 CUDA = "CUDAExecutionProvider"
 LIBRARIES = ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so")
@@ -189,19 +190,19 @@ class CudaNetwork:
         self._device = device
         self._buckets: dict[int, Bucket] = {}
         pipeline, classes = model.description.pipeline, len(model.labels)
-        images = precision_check.sample_images(pipeline.output_size)
-        tensors = gpu_graph.normalise(images, pipeline)
         made = graph_file.read(model.file("model.onnx"))
         keep_logits(made.graph)
-        graph, expected = gpu_graph.simplify(made, tensors)
+        graph, on_cpu = gpu_graph.simplify(made)
         self.precision, self.reason = "fp32", precision_check.FORCED.format("fp32")
         if precision != "fp32":
             self._network = Network(gpu_graph.half(graph), True, pipeline, classes)
-            actual = np.concatenate([self.infer(image[np.newaxis]) for image in images])
-            self._buckets.clear()  # the computing thread cannot use this thread's recordings
             self.precision, self.reason = precision_check.fp16_or_fp32(
-                model, [expected], [actual], insist=precision == "fp16"
+                lambda inputs: [on_cpu(gpu_graph.normalise(inputs[0], pipeline))],
+                lambda inputs: [np.concatenate([self.infer(image[np.newaxis]) for image in inputs[0]])],
+                precision_check.samples(model, IMAGE),
+                insist=precision == "fp16",
             )
+            self._buckets.clear()  # the computing thread cannot use this thread's recordings
         if self.precision == "fp32":
             self._network = Network(graph, False, pipeline, classes)
 

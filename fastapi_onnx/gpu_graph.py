@@ -1,5 +1,6 @@
 """Graphs of a fixed batch size, which a GPU can record; used by `cuda.py` when it loads a model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,11 +54,12 @@ def of_size(model: onnx.ModelProto, size: int, pipeline: ImagePipeline) -> onnx.
 
 
 def simplify(
-    model: onnx.ModelProto, tensors: NDArray[np.float32]
-) -> tuple[onnx.ModelProto, NDArray[np.float32]]:
-    """Folds constants and batch normalisation; returns the model and its logits of `tensors` on a CPU.
+    model: onnx.ModelProto,
+) -> tuple[onnx.ModelProto, Callable[[NDArray[np.float32]], NDArray[np.float32]]]:
+    """Folds constants and batch normalisation; stored float16 weights become float32.
 
-    `tensors` are normalised, [N, 3, H, W]. Stored float16 weights become float32.
+    Returns the model, and a function that computes its logits of normalised images, [N, 3, H, W], on a
+    CPU.
     """
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -69,8 +71,11 @@ def simplify(
         )
         folded = onnx.load(options.optimized_model_filepath)
     name = session.get_inputs()[0].name
-    logits = [session.run(None, {name: tensor[np.newaxis]})[0] for tensor in tensors]
-    return folded, np.concatenate(logits)
+
+    def logits(tensors: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.concatenate([session.run(None, {name: each[np.newaxis]})[0] for each in tensors])
+
+    return folded, logits
 
 
 def half(model: onnx.ModelProto) -> onnx.ModelProto:

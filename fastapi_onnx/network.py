@@ -37,7 +37,8 @@ from smallplates.models.tensors import (
 )
 from smallplates.settings import Settings
 from smallplates.worker import precision_check
-from smallplates.worker.choice import Candidate, Choice, Infer, choose, int8_candidate
+from smallplates.worker.choice import Candidate, Choice, choose, int8_candidate
+from smallplates.worker.precision_check import Infer
 from smallplates.worker.shared_choice import shared_choice
 
 if TYPE_CHECKING:

@@ -61,6 +61,12 @@ and quotients in float32. Sums of smaller ones fit, and a product of two.
 """
 
 
+KEPT_CODE = 512
+"""Pieces of code of each kind that OpenVINO keeps for the sizes that it has seen; a layer needs one for
+every size. By default it keeps 5,000: a small graph of open height and width grew by 900 MB.
+"""
+
+
 class OpenVinoSession:
     """Session of OpenVINO on a CPU, see `Session`."""
 
@@ -82,6 +88,7 @@ class OpenVinoSession:
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "ENABLE_CPU_PINNING": False,  # two processes would pin themselves to the same core
+            "CPU_RUNTIME_CACHE_CAPACITY": KEPT_CODE,
         }
         source = graph()
 

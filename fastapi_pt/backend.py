@@ -21,9 +21,10 @@ from smallplates.models.tensors import Array, Signature
 from smallplates.settings import Settings
 from smallplates.system.cpus import bf16_objection
 from smallplates.worker import precision_check
-from smallplates.worker.choice import Candidate, Choice, Infer, choose, device_for, int8_candidate
+from smallplates.worker.choice import Candidate, Choice, choose, device_for, int8_candidate
 from smallplates.worker.device_errors import translate_errors
 from smallplates.worker.independence import with_checked_texts
+from smallplates.worker.precision_check import IMAGE, Infer
 
 TORCH = "torch"
 
@@ -94,7 +95,7 @@ class TorchBackend:
             settings,
             scratch,
             load,
-            lambda: precision_check.samples(model, Signature("image", (), ())),
+            lambda: precision_check.samples(model, IMAGE),
         )
         self._network = CpuNetwork(model, settings, scratch, choice.precision)
         return choice
@@ -112,8 +113,12 @@ class TorchBackend:
         with translate_errors():
             network = network.to(device, **CHANNELS_LAST)
             normalise = Normalise(model.description.pipeline).to(device)
-            images = normalise(torch.from_numpy(precision_check.sample_images(size)).to(device))
-            network, precision, reason = in_half(model, network, (images,), settings.precision)
+
+            def images(seed: int) -> list[torch.Tensor]:
+                pixels = precision_check.sample_images(size, seed)
+                return [normalise(torch.from_numpy(pixels).to(device))]
+
+            network, precision, reason = in_half(model, network, images, settings.precision)
             self._network = CudaNetwork(network, normalise, size, classes, graphs=settings.cuda_graphs)
         return precision, reason
 

@@ -8,7 +8,8 @@ network's.
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -137,20 +138,25 @@ def pin(shape: tuple[int, int]) -> Tensor:
 
 
 def in_half(
-    model: Model, network: Module, batch: tuple[Tensor, ...], precision: str
+    model: Model, network: Module, batch: Callable[[int], Sequence[Tensor]], precision: str
 ) -> tuple[Module, str, str]:
-    """Returns the network in fp16 if its outputs for a batch agree, else itself; its precision, and why.
+    """Returns the network in fp16 if its outputs agree, else itself; its precision, and why.
 
-    `precision` is the setting. Raises ConfigurationError if it is fp16 and they do not agree.
+    `batch` makes inputs from a seed; `precision` is the setting. Raises ConfigurationError if it is fp16
+    and they do not agree.
     """
     if precision == "fp32":
         return network, "fp32", precision_check.FORCED.format("fp32")
     half = copy.deepcopy(network).half()
-    in_fp16 = [tensor.half() if tensor.is_floating_point() else tensor for tensor in batch]
-    with torch.inference_mode():
-        answers = (network(*batch), half(*in_fp16))
-    outputs = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
-    expected, found = ([output.float().cpu().numpy() for output in each] for each in outputs)
-    insist = precision == "fp16"
-    precision, reason = precision_check.fp16_or_fp32(model, expected, found, insist)
+
+    def infer(module: Module, dtype: torch.dtype, batch: Sequence[Tensor]) -> list[Array]:
+        tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in batch]
+        with torch.inference_mode():
+            answer = module(*tensors)
+        outputs = answer if isinstance(answer, tuple) else (answer,)
+        return [output.float().cpu().numpy() for output in outputs]
+
+    samples = precision_check.Samples(batch, precision_check.comparison_for(model))
+    exact, lower = partial(infer, network, torch.float32), partial(infer, half, torch.float16)
+    precision, reason = precision_check.fp16_or_fp32(exact, lower, samples, precision == "fp16")
     return half if precision == "fp16" else network, precision, reason

@@ -20,6 +20,9 @@ from smallplates.worker.independence import vocabulary
 EXAMPLES = ((2, 32), (1, 1), (2, 2), (1, 3), (1, 7), (1, 16), (3, 47))
 """Texts and tokens of each; the first is timed."""
 
+SAMPLES = ((256, 32),)
+"""Texts and tokens that are compared with fp16 at a time."""
+
 
 class TokenNetwork:
     """Network that computes padded batches of any size."""
@@ -67,8 +70,12 @@ class TokenNetwork:
         network = token_network(model)
         torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_fraction, device)
         with translate_errors():
-            batch = tuple(tensor.to(device) for tensor in examples(model, network)[-1])
-            network, precision, reason = in_half(model, network.to(device), batch, settings.precision)
+
+            def texts(seed: int) -> list[Tensor]:
+                return [tensor.to(device) for tensor in examples(model, network, SAMPLES, seed)[0]]
+
+            network = network.to(device)
+            network, precision, reason = in_half(model, network, texts, settings.precision)
         return cls(network, settings, device, precision, reason)
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> list[Array]:
@@ -95,8 +102,10 @@ def bounds(network: ByName) -> dict[str, int]:
     return {name: count for name, count in limits.items() if count}
 
 
-def examples(model: Model, network: ByName) -> list[Inputs]:
-    """Returns batches of texts, one of them padded in each batch.
+def examples(
+    model: Model, network: ByName, sizes: Sequence[tuple[int, int]] = EXAMPLES, seed: int = 0
+) -> list[Inputs]:
+    """Returns batches of texts of some sizes, one of them padded in each batch; others for every seed.
 
     Their tokens are as in `independence.with_checked_texts`, and no text is shorter than its special
     tokens: some networks search for these.
@@ -104,14 +113,14 @@ def examples(model: Model, network: ByName) -> list[Inputs]:
     size, ending = vocabulary(model)
     most = model.description.text_pipeline.max_tokens
     batches = []
-    for count, length in EXAMPLES:
+    for count, length in sizes:
         refuses = getattr(network.network.config, "pad_token_id", 0) is None  # as transformers does
         count, length = 1 if refuses else count, min(max(length, len(ending)), most)
         mask = torch.ones(count, length, dtype=torch.int64)
         mask[0, max(length + 1, 2 * len(ending)) // 2 :] = 0
         words = (
-            size // 2 + torch.arange(count * length).view(count, length) % (size - size // 2)
-        ) * mask
+            size // 2 + (seed * count * length + torch.arange(count * length)) % (size - size // 2)
+        ).view(count, length) * mask
         for row, end in zip(words.numpy(), mask.sum(1).tolist(), strict=True):
             put_at_end(row[:end], ending)
         values: dict[str, Tensor] = {"input_ids": words, "attention_mask": mask}

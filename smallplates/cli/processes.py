@@ -112,9 +112,9 @@ class Stop:
         return self.is_wanted
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.is_wanted and number in (signal.SIGINT, signal.SIGALRM):
-            for process in self._processes:
-                process.kill()
+        is_urgent = self.is_wanted and number in (signal.SIGINT, signal.SIGALRM)
+        for process in self._processes:
+            process.send_signal(signal.SIGKILL if is_urgent else signal.SIGTERM)
         self.is_wanted = True
         self._signals.put(number)
 

@@ -27,6 +27,13 @@ class Trial:
     difference: float | None = None
     """From the reference, as `models.comparison` computes it; None if not measured."""
 
+    agreement: float | None = None
+    """Share of the compared samples whose best class is that of fp32; None if none were compared. For
+    int8: of the photos or texts with which the file was judged."""
+
+    samples: int | None = None
+    """How many samples that is the share of."""
+
     memory_mb: float | None = None
     """Private memory that loading and computing took, in MB; None if not measured."""
 

@@ -149,13 +149,17 @@ class ServiceCounts:
     def __init__(self, web_processes: int = 1, fd: int | None = None) -> None:
         """Maps the file `fd`, or creates one filled with zeros if `fd` is None. Raises OSError."""
         if fd is None:
-            fd = anonymous_file(PAGE)
+            fd = anonymous_file(2 * PAGE)
             weakref.finalize(self, os.close, fd)
         self.fd = fd
-        both = memoryview(mmap.mmap(fd, PAGE)).cast("i")
+        pages = memoryview(mmap.mmap(fd, 2 * PAGE))
+        both = pages[:PAGE].cast("i")
         self.in_flight = both[:web_processes]  # of all engines
         self.connections = both[len(both) // 2 :][:web_processes]  # updated when one is accepted
         """HTTP connections of each web process; UNKNOWN for one that is being replaced."""
+
+        self.web_cpu_s = pages[PAGE:].cast("d")[:2]
+        """CPU time of the web processes that have ended, in seconds; and the most that was reported."""
 
     @property
     def alone(self) -> bool:
@@ -350,6 +354,16 @@ class Memory:
                 start = row.__array_interface__["data"][0] - self._address
                 with contextlib.suppress(OSError):  # of a kernel that cannot
                     self._map.madvise(mmap.MADV_REMOVE, start, row.nbytes)
+
+    @property
+    def counters(self) -> tuple[int, int]:
+        """Deaths of workers, and batches that did not fit into a device's memory."""
+        return self.restarts[0], sum(self.out_of_memory)
+
+    def continue_counters(self, counters: tuple[int, int]) -> None:
+        """Adds those of the model's previous engine."""
+        self.restarts[0] += counters[0]
+        self.out_of_memory[0] += counters[1]
 
     @property
     def free_slots(self) -> int:

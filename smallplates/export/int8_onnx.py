@@ -80,7 +80,7 @@ class Quantiser:
         self._folder = folder
         self._tensors = gpu_graph.normalise(pixels, model.description.pipeline)
         with library_errors("the graph cannot be simplified"):
-            graph, _ = gpu_graph.simplify(graph_file.read(model.file("model.onnx")), self._tensors[:1])
+            graph, _ = gpu_graph.simplify(graph_file.read(model.file("model.onnx")))
             for index, node in enumerate(graph.graph.node):
                 node.name = node.name or f"{node.op_type}_{index}"
             self._input = model_input(graph).name

@@ -33,16 +33,12 @@ class Verdict(Int8Verdict):
     """Comparison of an int8 file with fp32 on the same photos or texts."""
 
     agreement: float
-    """Share of the photos or texts for which both name the same class."""
-
+    photos: int
     mean_difference: float
     """Mean difference of a class's probability."""
 
     worst_difference: float
     """Largest difference of a class's probability."""
-
-    photos: int
-    """Number of photos or texts that were compared."""
 
     accuracy: dict[str, float]
     """Top-1 accuracy of `fp32` and `int8`, where the photos have labels."""

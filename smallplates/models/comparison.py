@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallplates.models.scores import softmax
+from smallplates.models.scores import sigmoid, softmax
 from smallplates.models.tensors import Array
 
 
@@ -19,8 +19,12 @@ class Difference(NamedTuple):
     mean: float
     """Mean of the items' differences."""
 
-    has_same_best: bool = True
-    """Whether the best class is the same everywhere; True for numbers without classes."""
+    margins: Array = np.empty(0)
+    """By how much the best expected class of each sample is more probable than the next, flat; infinite
+    for numbers without classes. An output has as many samples as it has rows of classes."""
+
+    changed: Array = np.empty(0, bool)
+    """Whether the best class of each sample is another one."""
 
 
 Compare = Callable[[Array, Array], Difference]
@@ -34,12 +38,13 @@ def probabilities(expected: Array, found: Array) -> Difference:
     probabilities: 0 means the same answers; 1 nothing in common.
     """
     if not np.isfinite((expected, found)).all():
-        return Difference(math.inf, 1.0, False)
+        return Difference(math.inf, 1.0)
     if expected.shape[-1] == 1:  # the probability of a single class is its sigmoid, so 0 for the other
         expected, found = (np.concatenate((array, 0 * array), -1) for array in (expected, found))
     gaps = np.abs(softmax(expected) - softmax(found))
-    has_same_best = np.array_equal(expected.argmax(-1), found.argmax(-1))
-    return Difference(float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), has_same_best)
+    return Difference(
+        float(gaps.max()), float(gaps.sum(axis=-1).mean() / 2), *best(softmax(expected), found)
+    )
 
 
 def independent(expected: Array, found: Array) -> Difference:
@@ -48,16 +53,16 @@ def independent(expected: Array, found: Array) -> Difference:
     A class that is far more probable would hide the others in a softmax.
     """
     pairs = (np.stack((array, 0 * array), -1) for array in (expected, found))
-    same = probabilities(expected, found).has_same_best
-    return probabilities(*pairs)._replace(has_same_best=same)
+    gap = probabilities(*pairs)
+    if expected.shape[-1] == 1 or gap.worst == math.inf:
+        return gap
+    return Difference(gap.worst, gap.mean, *best(sigmoid(expected), found))
 
 
-def labels_of_tokens(expected: Array, found: Array) -> Difference:
-    """Compares logits [..., tokens, labels]; the best label may differ if both are as probable.
-
-    Among hundreds of made-up tokens, there are always some whose two best labels are equally probable.
-    """
-    return probabilities(expected, found)._replace(has_same_best=True)
+def best(expected: Array, found: Array) -> tuple[Array, Array]:
+    """Returns `margins` and `changed` of expected probabilities and found logits [..., classes]."""
+    second, first = np.moveaxis(np.partition(expected, -2), -1, 0)[-2:]
+    return (first - second).ravel(), (expected.argmax(-1) != found.argmax(-1)).ravel()
 
 
 def directions(expected: Array, found: Array) -> Difference:
@@ -71,7 +76,7 @@ def directions(expected: Array, found: Array) -> Difference:
         array / np.linalg.norm(array, axis=-1, keepdims=True).clip(1e-12) for array in (expected, found)
     )
     gaps = np.linalg.norm(one - other, axis=-1)
-    return Difference(float(gaps.max()), float(gaps.mean()))
+    return Difference(float(gaps.max()), float(gaps.mean()), *without_classes(expected))
 
 
 def relative(expected: Array, found: Array) -> Difference:
@@ -85,13 +90,19 @@ def relative(expected: Array, found: Array) -> Difference:
     exact, seen = (np.where(finite, array, 0).astype(np.float64) for array in (expected, found))
     scale = np.abs(exact).max(initial=np.finfo(np.float32).tiny)
     gaps = np.abs(exact - seen) / scale
-    return Difference(float(gaps.max(initial=0)), float(gaps.sum() / max(1, gaps.size)))
+    worst, mean = float(gaps.max(initial=0)), float(gaps.sum() / max(1, gaps.size))
+    return Difference(worst, mean, *without_classes(expected))
+
+
+def without_classes(expected: Array) -> tuple[Array, Array]:
+    """Returns `margins` and `changed` of items [N, ...] that have no classes."""
+    return np.full(expected.shape[:1] or 1, math.inf), np.zeros(expected.shape[:1] or 1, bool)
 
 
 def difference(expected: Sequence[Array], found: Sequence[Array], compare: Compare) -> Difference:
     """Returns the largest differences of all outputs; infinite for other types or shapes."""
     pairs = list(zip(expected, found, strict=True))
     if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
-        return Difference(math.inf, math.inf, False)
-    worst, mean, has_same_best = zip(*(compare(*pair) for pair in pairs), strict=True)
-    return Difference(max(worst), max(mean), all(has_same_best))
+        return Difference(math.inf, math.inf)
+    worst, mean, *samples = zip(*(compare(*pair) for pair in pairs), strict=True)
+    return Difference(max(worst), max(mean), *map(np.concatenate, samples))

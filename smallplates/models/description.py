@@ -208,6 +208,12 @@ class Int8Verdict(BaseModel):
     method: str = ""
     """How the file was quantized; empty if unknown."""
 
+    agreement: float | None = None
+    """Share of the photos or texts for which fp32 and int8 name the same class."""
+
+    photos: int | None = None
+    """Number of photos or texts that were compared."""
+
     fp32_sha256: str = Field(default="", exclude_if=lambda value: not value)
     """SHA-256 of the fp32 weights from which the file was made; empty if unknown."""
 

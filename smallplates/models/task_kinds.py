@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from smallplates.models.comparison import Compare, directions, labels_of_tokens, probabilities, relative
+from smallplates.models.comparison import Compare, directions, probabilities, relative
 from smallplates.plugins import plugins
 
 IMAGE_CLASSIFICATION, TENSOR = "image-classification", "tensor"
@@ -113,7 +113,7 @@ KINDS = (
         head="ForTokenClassification",
         outputs={"logits": ("token", "label")},
         plain_graph=True,
-        compare=labels_of_tokens,
+        compare=probabilities,
     ),
     TaskKind(
         QUESTION_ANSWERING,

@@ -34,6 +34,7 @@ from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
 from smallplates.supervision.web_process import WebProcess
 from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_exit
+from smallplates.system import cpus
 from smallplates.system.open_files import allow_open_files
 from smallplates.system.signals import ending_signals
 from smallplates.web.server import listen
@@ -153,6 +154,9 @@ class Cluster:
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
+            with contextlib.suppress(OSError):  # it was waited for when it was killed
+                os.waitid(os.P_PID, web_process.popen.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it ends
+                self._registry.counts.web_cpu_s[0] += cpus.used_s(web_process.popen.pid)
             code = web_process.popen.wait()
             web_process.calls.end(None)
             self._registry.remove(web_process)  # before: a start that fails waits for its engine

@@ -9,14 +9,17 @@ The process first writes the signature that the file declares. It then computes 
 the signature to serve whenever it knows more. If it crashes or takes too long, the last one is served.
 """
 
+import contextlib
 import json
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -31,6 +34,9 @@ from smallplates.system import python
 from smallplates.system.pdeathsig import die_with_parent
 
 SIGNATURE = TypeAdapter(Signature)
+LOOK_S = 0.2
+"""Seconds between two looks whether the service is to end."""
+
 COMPARE_S, MORE_S, TEXTS_S = 1.0, 5.0, 30.0
 """Time limits in seconds for opening the graph and computing made-up items, further ones, or texts.
 
@@ -38,30 +44,28 @@ Importing PyTorch is part of it: with ten seconds, a busy start left a text mode
 """
 
 
-def signature(backend: str, model: Model) -> Signature:
+def signature(backend: str, model: Model, ending: Event | None = None) -> Signature:
     """Returns the signature that a backend (`module:class`) finds in a model's file.
 
-    Takes about two seconds. Raises ConfigurationError if the backend rejects the file, or if reading it
-    crashes or hangs the process.
+    Takes about two seconds. Raises ConfigurationError if the backend rejects the file, if reading it
+    crashes or hangs the process, or if `ending` is set meanwhile.
     """
     name = model.description.name
     arguments = [backend, str(model.path), model.description.version, name, str(os.getpid())]
     try:
         for _ in range(STARTS_IF_KILLED):
-            process = subprocess.run(  # noqa: S603 our own module
+            process = subprocess.Popen(  # noqa: S603 our own module
                 python.command("smallplates.supervision.describe", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 env=python.environment(),
-                timeout=LOAD_TIMEOUT_S,
             )
-            if process.stdout or process.returncode != -signal.SIGKILL:
+            output = output_of(process, name, ending)
+            if output or process.returncode != -signal.SIGKILL:
                 break
-    except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(f"{name} was not read within {LOAD_TIMEOUT_S} seconds") from error
     except OSError as error:
         raise ConfigurationError(f"no process can be started to read {name}: {error}") from error
-    answers = [line for line in process.stdout.splitlines() if line.startswith(b"{")]
+    answers = [line for line in output.splitlines() if line.startswith(b"{")]
     if not answers:
         raise ConfigurationError(f"the process that reads {name} {describe_exit(process.returncode)}")
     answer = json.loads(answers[-1])
@@ -76,6 +80,21 @@ def signature(backend: str, model: Model) -> Signature:
     if result.batch_note:
         logger().info("batching", model=name, batched=result.is_batched, reason=result.batch_note)
     return result
+
+
+def output_of(process: subprocess.Popen[bytes], name: str, ending: Event | None) -> bytes:
+    """Returns what a process writes until it ends.
+
+    Kills it and raises ConfigurationError if that takes too long, or if `ending` is set meanwhile.
+    """
+    end = time.monotonic() + LOAD_TIMEOUT_S
+    with process:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=LOOK_S)[0]
+            if time.monotonic() > end or (ending and ending.is_set()):
+                process.kill()
+                raise ConfigurationError(f"{name} was not read within {LOAD_TIMEOUT_S} seconds")
 
 
 def main(backend: str, folder: str, version: str, name: str, parent: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from threading import Event
 from typing import Any
 
 from smallplates.errors import ConfigurationError
@@ -29,16 +30,16 @@ def task_of(
 def planner(backend: str, settings: Settings) -> Planner:
     """Returns a function that plans a model's engine; `backend` is a `module:class`.
 
-    The function may start a process, and raises ConfigurationError.
+    The function may start a process. It raises ConfigurationError, also if its event is set meanwhile.
     """
 
-    def plan(model: Model) -> EnginePlan:
+    def plan(model: Model, ending: Event | None = None) -> EnginePlan:
         name = model.description.task
         kind = kind_of(name)
         if kind is PYTHON and ":" not in name:
             known = ", ".join(each.name for each in chain(KINDS, plugins("task")))
             raise ConfigurationError(f"there is no task {name}; known are {known}, and module:Class")
-        graph = [describe.signature(backend, model)] if kind.plain_graph else []
+        graph = [describe.signature(backend, model, ending)] if kind.plain_graph else []
         return EnginePlan(kind.backend or backend, kind.load().plan(model, settings, *graph))
 
     return plan

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 from smallplates.engine.memory import EngineFds, ServiceCounts
@@ -35,7 +36,8 @@ class EnginePlan(NamedTuple):
     signatures: tuple[Signature, ...]  # ways to call the network; warm-up measures the first
 
 
-Planner = Callable[[Model], EnginePlan]
+Planner = Callable[[Model, Event], EnginePlan]
+"""Plans a model's engine; raises ConfigurationError, also if the event is set meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,9 @@ class Registry:
         self.reasons: dict[str, str] = {}
         """Name -> reason why a model is out of service."""
 
+        self._counters: dict[str, tuple[int, int]] = {}
+        """Name -> counters of the last engine of an unloaded model."""
+
         self.members: dict[int, Member] = {}
         self.on_first: Callable[[Supervisor], None] = lambda _: None
         """Called with the first engine before any web process gets it."""
@@ -156,7 +161,8 @@ class Registry:
         """Held by the change that is being made."""
 
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._shutdown = False
+        self._ending = Event()
+        """Set when the service ends."""
 
     # start and end
 
@@ -195,7 +201,7 @@ class Registry:
                 try:
                     await self._start(name)
                 except ConfigurationError as error:
-                    if self._shutdown:
+                    if self._ending.is_set():
                         return
                     await self._withdraw(name, str(error))
 
@@ -204,9 +210,9 @@ class Registry:
 
     def stop(self) -> None:
         """Makes pending loads raise ConfigurationError; none begins any more."""
-        if self.engines and not self._shutdown:
+        if self.engines and not self._ending.is_set():
             logger().info("shutting down", inputs=sum(self.counts.in_flight))
-        self._shutdown = True
+        self._ending.set()
         for supervisor in self._starts:
             supervisor.abort_start()
 
@@ -272,6 +278,7 @@ class Registry:
         async def change() -> None:
             if engine := self.engine_of(name):
                 engine.is_serving = False
+                self._counters[name] = engine.supervisor.memory.counters
                 await self._withdraw(name, UNLOADED)
                 await self._end(engine)
 
@@ -282,8 +289,7 @@ class Registry:
 
         async def work() -> None:
             async with self._turn:
-                if self._shutdown:
-                    raise ConfigurationError(ENDING)
+                self._check_ending()
                 await change()
 
         await asyncio.shield(self.spawn(work()))
@@ -295,9 +301,15 @@ class Registry:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _check_ending(self) -> None:
+        """Raises ConfigurationError if the service ends."""
+        if self._ending.is_set():
+            raise ConfigurationError(ENDING)
+
     async def _plan(self, model: Model) -> EnginePlan:
+        self._check_ending()
         try:
-            return await asyncio.to_thread(self._planner, model)  # may start a process
+            return await asyncio.to_thread(self._planner, model, self._ending)  # may start a process
         except RuntimeError as error:  # the system refuses a thread
             raise ConfigurationError(f"{model.description.name} cannot be read: {error}") from error
 
@@ -318,6 +330,10 @@ class Registry:
             await self._end(engine)
             raise
         before = self.engine_of(engine.name)
+        counters = (
+            before.supervisor.memory.counters if before else self._counters.get(engine.name, (0, 0))
+        )
+        engine.supervisor.memory.continue_counters(counters)
         engine.is_serving = True
         self.reasons.pop(engine.name, None)
         if before:
@@ -351,8 +367,7 @@ class Registry:
         )
         self._starts.add(supervisor)
         try:
-            if self._shutdown:
-                supervisor.abort_start()
+            self._check_ending()
             start = time.monotonic()
             await asyncio.to_thread(supervisor.start)
         finally:

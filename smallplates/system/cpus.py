@@ -111,6 +111,15 @@ def core_wait_s(process: int, since: dict[int, ThreadTimes], elapsed_s: float) -
     return max(waits)
 
 
+def used_s(process: int) -> float:
+    """Returns a process's user and system time in seconds, also if it has ended and nobody has waited.
+
+    Raises OSError if there is no such process.
+    """
+    numbers = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def lower_priority(steps: int = 5) -> None:
     """Lowers the priority of all threads of this process; only the superuser can raise it again.
 

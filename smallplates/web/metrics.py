@@ -6,7 +6,6 @@ which are the same in every web process, from the shared memory.
 
 import os
 import time
-from collections import Counter as Counting
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from smallplates.engine import gpu_monitor
 from smallplates.engine.client import ItemResult
-from smallplates.engine.memory import Memory, State
+from smallplates.engine.memory import Memory, ServiceCounts, State
 from smallplates.system import cpus
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -27,7 +26,6 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 MAX_CLASSES = 100  # of a classifier whose predictions are counted by class: each is a series
 MODEL = ("model",)  # label of metrics that are counted per model
-PROC = Path("/proc")
 WEB = b"smallplates.web.process"
 
 
@@ -133,16 +131,16 @@ class EngineCollector(Collector):
         self._memories: dict[str, Memory] = {}
         self._failed: set[str] = set()
         self._web_processes = 0
-        self._restarts_before: Counting[str] = Counting()
-        self._out_of_memory_before: Counting[str] = Counting()
+        self._counts: ServiceCounts | None = None
+        self._ended: dict[str, tuple[int, int]] = {}
+        """Counters of the models that are out of service."""
 
     def follow(self, model: str, memory: Memory, web_processes: int) -> None:
-        """Reads a model's figures from this memory from now on; `web_processes` web processes use it.
-
-        Counters continue from the model's previous engine.
-        """
+        """Reads a model's figures from this memory from now on; `web_processes` web processes use it."""
         self.withdraw(model, failed=False)
         self._memories[model], self._web_processes = memory, web_processes
+        self._counts = memory.counts
+        self._ended.pop(model, None)
 
     def withdraw(self, model: str, failed: bool) -> None:
         """Stops reading a model's memory, but keeps the values of its counters.
@@ -150,13 +148,12 @@ class EngineCollector(Collector):
         A `failed` model is reported with 0 ready workers.
         """
         if before := self._memories.pop(model, None):
-            self._restarts_before[model] += before.restarts[0]
-            self._out_of_memory_before[model] += sum(before.out_of_memory)
+            self._ended[model] = before.counters
         (self._failed.add if failed else self._failed.discard)(model)
 
     def collect(self) -> Iterator[Metric]:
         """Yields the engines' metrics; called by the registry at each scrape."""
-        if not self._memories and not self._failed:
+        if not self._memories and not self._failed and not self._counts:
             return
         gauge = partial(GaugeMetricFamily, labels=MODEL)
         counter = partial(CounterMetricFamily, labels=MODEL)
@@ -176,11 +173,13 @@ class EngineCollector(Collector):
                 (free, memory.free_slots),
                 (ready, memory.serving_workers[0]),
                 (asleep, memory.is_asleep[0]),
-                (restarts, self._restarts_before[model] + memory.restarts[0]),
                 (cap, memory.smallest_cap),
-                (full, self._out_of_memory_before[model] + sum(memory.out_of_memory)),
             ):
                 family.add_metric([model], value)
+        counters = self._ended | {model: memory.counters for model, memory in self._memories.items()}
+        for model, (died, refused) in counters.items():
+            restarts.add_metric([model], died)
+            full.add_metric([model], refused)
         for model in self._failed:
             ready.add_metric([model], 0)
         yield from (depth, free, ready, asleep, restarts, cap, full)
@@ -192,7 +191,7 @@ class EngineCollector(Collector):
         yield CounterMetricFamily(
             "serving_web_cpu_seconds",
             "CPU time that the web processes have used.",
-            web_cpu_seconds(self._shared),
+            web_cpu_seconds(self._counts if self._shared else None),
         )
         cores = cpus.usable()
         yield GaugeMetricFamily("serving_cores", "CPU cores that this service can use.", cores)
@@ -216,27 +215,28 @@ def gpu_metrics(memories: Iterable[Memory]) -> Iterator[Metric]:
     yield from (busy, used, total)
 
 
-def web_cpu_seconds(shared: bool, proc: Path = PROC) -> float:
-    """Returns the CPU seconds of this process or, with `shared`, of all running web processes.
+def web_cpu_seconds(counts: ServiceCounts | None) -> float:
+    """Returns the CPU seconds of this process or, with `counts`, of all web processes so far.
 
-    The counter drops when a web process is replaced. Without `/proc` it covers only this process.
+    Without `/proc` it covers only this process.
     """
-    if not shared:
-        return time.process_time()
     parent = os.getppid()
     try:
-        children = (proc / f"{parent}/task/{parent}/children").read_text().split()
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split() if counts else []
     except OSError:
+        children = []
+    if counts is None or not children:
         return time.process_time()
-    return sum(_cpu_seconds(proc / child) for child in children)
+    ended, most = counts.web_cpu_s
+    # a process that has just ended may not be among the ended ones yet
+    counts.web_cpu_s[1] = max(most, ended + sum(map(_cpu_seconds, map(int, children))))
+    return counts.web_cpu_s[1]
 
 
-def _cpu_seconds(process: Path) -> float:
+def _cpu_seconds(process: int) -> float:
     """Returns a process's user and system time; 0 unless it is a running web process."""
     try:
-        if WEB not in (process / "cmdline").read_bytes().split(b"\0"):
-            return 0.0
-        numbers = (process / "stat").read_text().rpartition(")")[2].split()
+        is_web = WEB in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        return cpus.used_s(process) if is_web else 0.0
     except OSError:
         return 0.0
-    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")

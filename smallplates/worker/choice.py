@@ -28,11 +28,8 @@ from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.system.pdeathsig import die_with_parent
 from smallplates.worker import precision_check
-from smallplates.worker.precision_check import TOGETHER, Samples
+from smallplates.worker.precision_check import TOGETHER, Infer, Samples
 from smallplates.worker.shared_choice import shared_choice
-
-Infer = Callable[[Sequence[Array]], list[Array]]
-"""Computes outputs [N, ...] from inputs [N, ...]."""
 
 MAX_TIME_RATIO = 0.9
 """Largest accepted time, relative to the best candidate so far."""
@@ -70,6 +67,11 @@ class Candidate:
     max_difference: float = math.inf
     """Largest accepted difference from the reference: the mean of int8, otherwise the worst."""
 
+    agreement: float | None = None
+    """See `Trial.agreement`; known before for int8."""
+
+    samples: int | None = None
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -105,13 +107,12 @@ def int8_candidate(
     fit here. Its answers may differ from fp32 only slightly more than they did there. `only_static`
     means that the runtime computes dynamic int8 as slowly as fp32 (as measured with OpenVINO).
     """
-    most = MAX_INT8_DIFFERENCE
+    most, verdict = MAX_INT8_DIFFERENCE, model.verdict(file)
     if not model.has(file):
         refusal = f"the model has no {file}"
     elif settings.precision in ("auto", "int8") and model.is_of_other_weights(file):
         refusal = f"{file} was made from other weights: run `smallplates quantize` again"
     elif settings.precision == "auto":
-        verdict = model.verdict(file)
         if verdict is None:
             refusal = f"model.json does not say whether {file} is fit for use"
         elif not verdict.fit:
@@ -120,7 +121,8 @@ def int8_candidate(
             refusal = refusal or f"{runtime} is not faster in dynamic int8 than in fp32"
         else:
             most = verdict.sample_difference + precision_check.MAX_EXCESS
-    return Candidate(runtime, "int8", refusal, most)
+    known = (verdict.agreement, verdict.photos) if verdict else ()
+    return Candidate(runtime, "int8", refusal, most, *known)
 
 
 def choose(
@@ -216,7 +218,9 @@ def measure(
         elif faster:
             trial = replace(trial, reason=f"not tried: {faster.runtime} is faster in {faster.precision}")
         else:
-            answer, error = run(partial(measure_one, candidate, load, samples, expected, memory_mb))
+            most_ms = MAX_TIME_RATIO * (best.ms or 0)
+            pair = candidate, reference
+            answer, error = run(partial(measure_one, pair, load, samples, expected, memory_mb, most_ms))
             trial = answer or replace(trial, reason=f"it cannot be used: {error}")
         if not trial.reason:
             good.append(trial)
@@ -259,27 +263,30 @@ def reference_answers(infer: Infer, samples: Samples) -> tuple[list[Any], float]
 
 
 def measure_one(
-    candidate: Candidate,
+    pair: tuple[Candidate, Candidate],
     load: Callable[[Candidate], Infer],
     samples: Callable[[], Samples],
     expected: list[Any],
     memory_mb: float,
+    most_ms: float,
 ) -> Trial:
     """Returns a candidate's trial; its reason says why it is unacceptable, and is empty if it is not.
 
-    If it agrees, it computes the further batches, twice. Raises ValueError if their answers differ from
-    `expected` or from call to call, and what the library raises. Batches that the reference refuses are
-    computed, too, because they might end the process. Their answers, of memory behind a tensor or from
-    the last call, are an error if the reference computes larger batches.
+    `pair` is the candidate and the reference. If it agrees, it computes the further batches, twice.
+    Raises ValueError if their answers differ from `expected` or from call to call, and what the library
+    raises. Batches that the reference refuses are computed, too, because they might end the process.
+    Their answers, of memory behind a tensor or from the last call, are an error if the reference
+    computes larger batches. At last, bf16 is compared on more samples, if it takes up to `most_ms`.
     """
+    candidate, reference = pair
     inputs, before, largest, only_here = samples(), own_memory_mb(), 0, ""
     outputs, ms = time_answers(infer := load(candidate), inputs)
     memory = round(max(0.0, own_memory_mb() - before), 1)
     is_int8, most = candidate.precision == "int8", candidate.max_difference
     gaps = difference(expected[0], outputs, inputs.compare)
-    gap = gaps.worst if gaps.has_same_best else max(gaps.worst, 1.0)
-    gap = round(gaps.mean if is_int8 else gap, 5)
-    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, memory)
+    gap = round(gaps.mean if is_int8 else gaps.worst, 5)
+    known = candidate.agreement, candidate.samples
+    trial = Trial(candidate.runtime, candidate.precision, "", ms, gap, *known, memory)
     if gap > most:
         return replace(trial, reason=f"differs by {gap}; at most {most:.3f} is accepted")
     most += MAX_ITEM_EXCESS if is_int8 else 0
@@ -294,11 +301,16 @@ def measure_one(
         if any(one.tobytes() != other.tobytes() for one, other in zip(first, second, strict=True)):
             raise ValueError(f"answers to the same inputs {shapes} differ from call to call")
         gaps = difference(answer, first, inputs.compare)
-        gap = gaps.mean if is_int8 else gaps.worst
-        if gap > most:
-            raise ValueError(f"differs by {gap:.5f} for inputs {shapes}; at most {most:.3f} is accepted")
+        here = gaps.mean if is_int8 else gaps.worst
+        if here > most:
+            raise ValueError(
+                f"differs by {here:.5f} for inputs {shapes}; at most {most:.3f} is accepted"
+            )
     takes = f"takes {memory} MB in each worker; at most {memory_mb:.0f} are accepted"
     reason = takes if memory > memory_mb else ""
+    if candidate.precision == "bf16" and ms <= most_ms and not reason:
+        reason, worst, share, count = precision_check.agreement(load(reference), infer, inputs)
+        trial = replace(trial, difference=max(gap, worst), agreement=share, samples=count)
     return replace(trial, reason=reason, largest_size=largest or None)
 
 

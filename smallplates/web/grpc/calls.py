@@ -18,9 +18,9 @@ from smallplates.web.grpc.limits import MessageReadLimiter, parse
 from smallplates.web.http.body import Body
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
-    QUIET_PATHS,
     RequestContext,
     choose_id,
+    is_quiet,
     record,
     to_client_error,
 )
@@ -169,7 +169,7 @@ class Calls:
         await abort(context, request_context)
 
     def _record(self, context: RequestContext) -> None:
-        if self._tracer and context.path not in QUIET_PATHS:
+        if self._tracer and not is_quiet(context.path):
             status, method = context.status or CLIENT_GONE, context.path[1:]
             code = CODES.get(status, grpc.StatusCode.INTERNAL).name
             about = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": code}

@@ -14,9 +14,9 @@ from smallplates.errors import ServingError
 from smallplates.web.http.protocol import cycle_of
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
-    QUIET_PATHS,
     RequestContext,
     choose_id,
+    is_quiet,
     record,
     to_client_error,
 )
@@ -164,7 +164,7 @@ class RequestMiddleware:
         """Counts, traces and logs a request that has ended."""
         context: RequestContext = scope["context"]
         route = getattr(scope.get("route"), "path", None)
-        if self.tracer and context.path not in QUIET_PATHS:
+        if self.tracer and not is_quiet(context.path):
             context.trace_id = self.tracer.record_http(context, route)
         # other protocols' requests are timed if they were computed
         timed = route in ("/predict", "/predict/{model}") or context.inference is not None

@@ -22,17 +22,15 @@ CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log
 HIDDEN = "internal error; search the server's log for this request_id"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
 QUIET_PATHS = {
-    "/health/live",
-    "/health/ready",
-    "/v2/health/live",
-    "/v2/health/ready",
+    "/health",
     "/ping",
     "/metrics",
     "/model",
     HEALTH_PATH,
     "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping",
 }
-"""Paths of probes and of the page's own checks, which are logged at level debug and not traced."""
+QUIET_ENDS = ("/live", "/ready", "/ServerLive", "/ServerReady", "/ModelReady")
+"""Ends of paths of probes. Such paths, and QUIET_PATHS, are logged at level debug and not traced."""
 
 NO_PATH = "Not Found"
 """All that the web framework says about a path that no route has."""
@@ -75,6 +73,11 @@ class RequestContext:
     def server_timing(self) -> str:
         """Returns the Server-Timing header: every stage and the total, in ms."""
         return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds.items())
+
+
+def is_quiet(path: str) -> bool:
+    """Returns whether a path is that of a probe or of the page's own checks."""
+    return path in QUIET_PATHS or path.endswith(QUIET_ENDS)
 
 
 def choose_id(offered: bytes | None) -> str:
@@ -166,6 +169,7 @@ def log_level(context: RequestContext) -> str:
     """Returns the log level for a request: failures stand out, probes are quiet."""
     if context.status >= 500 and context.status != 503:
         return "warning"
-    if context.path in QUIET_PATHS:
+    is_unready = context.status == 503 and context.method == "GET"  # as of a model that loads
+    if is_quiet(context.path) or is_unready:
         return "debug"
     return refusals.level() if context.status in (429, 503) else "info"

@@ -1,12 +1,15 @@
 """The signals that end the launcher, whenever they arrive, and the servers that it waits for."""
 
+import signal
 import subprocess
 import sys
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from smallplates.cli import processes
+from smallplates.cli.processes import Stop
 from smallplates.errors import ConfigurationError
 from tests import servers
 
@@ -40,6 +43,19 @@ def test_signals_may_interrupt_the_wait_and_each_other() -> None:
         finally:
             process.kill()
         assert process.returncode == 0
+
+
+def test_a_signal_reaches_the_processes_at_once_and_a_second_ctrl_c_kills_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while the launcher waits for an answer of theirs."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    Stop([process := Mock()])
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        handlers[number](number, None)
+    sent = [call.args[0] for call in process.send_signal.call_args_list]
+    assert sent == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 
 
 @pytest.mark.parametrize(

@@ -417,6 +417,17 @@ def test_open_sizes_are_computed_as_by_onnx_runtime_inside_and_outside_of_what_w
     np.testing.assert_allclose(backend.infer(signature, inputs)[0], expected, rtol=1e-4)
 
 
+def test_memory_is_bounded_however_many_sizes_are_computed(tmp_path: Path) -> None:
+    model = open_picture(tmp_path, H=512, W=512)
+    backend, _ = loaded(model)
+    signature, memory = backend.signature(model), []
+    for height in range(8, 48):
+        for width in range(8, 48):
+            backend.infer(signature, [np.zeros((1, 3, height, width), np.float32)])
+        memory.append(choice.own_memory_mb())
+    assert memory[-1] - memory[16] < 30  # MB; without a bound it grows by this much every seven rounds
+
+
 @pytest.mark.usefixtures("any_speed")
 def test_all_items_of_a_graph_in_which_they_depend_on_each_other_were_not_compared(
     tmp_path: Path,

@@ -3,6 +3,7 @@
 import json
 import resource
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -426,11 +427,11 @@ def test_another_process_reads_the_graph(tmp_path: Path) -> None:
     graphs.saved(graphs.nonzero(), read.folder, "1")
     (read.folder / "model.json").write_text(read.description.model_dump_json(exclude_none=True))
     with pytest.raises(ConfigurationError, match=r"unknown axes \['lost'\]"):
-        planner(BACKEND, Settings())(read)
+        planner(BACKEND, Settings())(read, Event())
     read.description.limits["found"] = read.description.limits.pop("lost")  # it reads the folder itself
     written = read.description.model_dump_json(exclude_none=True)
     (read.folder / "model.json").write_text(written)
-    assert planner(BACKEND, Settings())(read) == (BACKEND, (OnnxBackend().signature(read),))
+    assert planner(BACKEND, Settings())(read, Event()) == (BACKEND, (OnnxBackend().signature(read),))
 
 
 def test_a_process_that_dies_or_takes_too_long_is_an_error(
@@ -441,6 +442,9 @@ def test_a_process_that_dies_or_takes_too_long_is_an_error(
         describe.signature("no.such:Backend", read)
     with pytest.raises(ConfigurationError, match="FakeBackend cannot serve ONNX graphs"):
         describe.signature("tests.fake.backend:FakeBackend", read)
+    (ending := Event()).set()
+    with pytest.raises(ConfigurationError, match="not read within"):
+        describe.signature("tests.fake.graph_readers:Endless", read, ending)
     monkeypatch.setattr(describe, "LOAD_TIMEOUT_S", 0.01)
     with pytest.raises(ConfigurationError, match="not read within"):
         describe.signature(BACKEND, read)
@@ -450,7 +454,7 @@ def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     read = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
     read.description.task = "divination"
     with pytest.raises(ConfigurationError, match=r"divination.*image-classification.*tensor"):
-        planner(BACKEND, Settings())(read)
+        planner(BACKEND, Settings())(read, Event())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_an_export_is_measured_by_its_weights_and_its_configuration(
 def test_a_graph_in_tensors_is_not_served(tmp_path: Path) -> None:
     model = Model.read(graphs.saved(graphs.two_by_two(), tmp_path / "sums"))
     with pytest.raises(ConfigurationError, match="cannot serve ONNX graphs; use fastapi_onnx"):
-        planner(BACKEND, Settings())(model)
+        planner(BACKEND, Settings())(model, Event())
 
 
 @pytest.mark.parametrize("form", [PLAIN, LAYOUTS])

@@ -43,7 +43,7 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> cluster.Cluster:
     monkeypatch.setattr(cluster, "RESTART_S", 0.01)
     made = cluster.Cluster("tests.fake", Settings(web_processes=2))
     made._listener, made._metrics_folder = Mock(), Mock()
-    made._registry._planner = lambda _: PLAN
+    made._registry._planner = lambda *_: PLAN
     return made
 
 
@@ -130,7 +130,7 @@ async def test_a_start_that_fails_does_not_wait_for_a_web_process_that_has_died(
     ours, theirs = messages.pair()
     theirs.close()
     ours.setblocking(False)
-    dead = WebProcess(0, Mock(**{"wait.return_value": 0}), ours)
+    dead = WebProcess(0, Mock(pid=0, **{"wait.return_value": 0}), ours)
     monkeypatch.setattr(WebProcess, "start", lambda *_: dead)
     engine = Engine(0, Mock())
     engine.handle(0)
@@ -266,7 +266,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
     for engine in made:
         engine.engine_fds.return_value = EngineFds(0, LAYOUT, 0, 0, (0, 0), 0, 0)
     monkeypatch.setattr(engine_registry, "Supervisor", Mock(side_effect=made))
-    monkeypatch.setattr(cluster, "planner", lambda *_: lambda _: PLAN)
+    monkeypatch.setattr(cluster, "planner", lambda *_: lambda *_: PLAN)
     return made
 
 

@@ -1,6 +1,7 @@
 """The owner of what is in service: which engine serves, what web processes hear, and in which order."""
 
 import asyncio
+from threading import Event
 from unittest.mock import Mock
 
 import pytest
@@ -87,7 +88,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Mock]:
 def registry_of(*names: str) -> Registry:
     """One for version 1 of these models."""
     models = {name: version_of(name, "1") for name in names}
-    return Registry(Settings(), lambda _: EnginePlan("no:Backend", ()), models, 2)
+    return Registry(Settings(), lambda *_: EnginePlan("no:Backend", ()), models, 2)
 
 
 async def test_a_version_serves_when_every_web_process_has_prepared_it(started: list[Mock]) -> None:
@@ -105,6 +106,20 @@ async def test_a_version_serves_when_every_web_process_has_prepared_it(started: 
     assert old.close.called
     assert not new.close.called
     assert [engine.supervisor for engine in registry.engines] == [new]
+
+
+async def test_counters_continue_from_the_last_engine_also_of_an_unloaded_model(
+    started: list[Mock],
+) -> None:
+    registry = registry_of("a")
+    await registry.start()
+    await registry.load(version_of("a", "2"))
+    await registry.unload("a")
+    await registry.load(version_of("a", "3"))
+    first, second, third = started
+    assert first.memory.continue_counters.call_args.args == ((0, 0),)
+    assert second.memory.continue_counters.call_args.args == (first.memory.counters,)
+    assert third.memory.continue_counters.call_args.args == (second.memory.counters,)
 
 
 async def test_a_version_that_one_web_process_cannot_serve_changes_nothing(started: list[Mock]) -> None:
@@ -132,7 +147,7 @@ async def test_the_default_that_a_web_process_cannot_serve_ends_the_start(starte
 
 
 async def test_every_model_that_cannot_be_planned_is_named(started: list[Mock]) -> None:
-    def plan(model: Model) -> EnginePlan:
+    def plan(model: Model, _: Event) -> EnginePlan:
         if model.description.name != "b":
             raise ConfigurationError(f"{model.description.name} is broken")
         return EnginePlan("no:Backend", ())
@@ -141,6 +156,24 @@ async def test_every_model_that_cannot_be_planned_is_named(started: list[Mock]) 
     with pytest.raises(ConfigurationError, match="a is broken; c is broken"):
         await Registry(Settings(), plan, models).start()
     assert not started
+
+
+async def test_the_end_of_the_service_interrupts_the_plan_and_leaves_out_the_others(
+    started: list[Mock],
+) -> None:
+    planned: list[str] = []
+
+    def plan(model: Model, ending: Event) -> EnginePlan:
+        planned.append(model.description.name)
+        loop.call_soon_threadsafe(registry.stop)
+        ending.wait()  # as the process that reads a file is ended
+        return EnginePlan("no:Backend", ())
+
+    loop = asyncio.get_running_loop()
+    registry = Registry(Settings(), plan, {name: version_of(name, "1") for name in "abc"})
+    with pytest.raises(ConfigurationError, match="shutting down"):
+        await registry.start()
+    assert (planned, started) == (["a"], [])
 
 
 async def test_an_engine_ends_when_its_last_user_has_released_it_or_died(started: list[Mock]) -> None:

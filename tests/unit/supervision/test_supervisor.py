@@ -60,7 +60,7 @@ def test_an_engine_that_is_abandoned_before_it_is_made_is_not_started(
     started: list[Supervisor] = []
     monkeypatch.setattr(Supervisor, "_start_due", started.append)
     models = configured_models(Settings())
-    registry = Registry(Settings(), lambda _: EnginePlan("no:Backend", abandoning(registry)), models)
+    registry = Registry(Settings(), lambda *_: EnginePlan("no:Backend", abandoning(registry)), models)
     with pytest.raises(ConfigurationError, match="shutting down"):
         asyncio.run(registry.start())
     assert not started

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -267,7 +268,7 @@ def test_a_graph_that_reads_the_last_place_is_not_padded(tmp_path: Path) -> None
     folder = saved(tmp_path)
     weights = np.random.default_rng(0).normal(size=(WORD_PIECE.get_vocab_size(), 3))
     graphs.saved(graphs.last_token_classifier(weights.astype(np.float32)), folder)
-    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(folder))
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(Model.read(folder), Event())
     for signature in plan.signatures:
         assert (signature.pads, signature.batch_size) == (False, 0)
         assert "texts of the same length" in signature.batch_note

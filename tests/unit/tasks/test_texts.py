@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_token_that_the_network_lacks_is_the_clients_error(tmp_path: Path, kin
 @of_both
 def test_the_planner_asks_the_backend(tmp_path: Path, kind: Kind) -> None:
     served = ServedTask(kind.save(tmp_path / "made", exports.word_piece(), {}))
-    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(served.model)
+    plan = planner("fastapi_onnx.backend:OnnxBackend", Settings())(served.model, Event())
     assert plan.signatures == served.signatures
     outputs = [spec.name for spec in plan.signatures[TOKENS].outputs]
     assert outputs == list(kind_of(kind.task).outputs)

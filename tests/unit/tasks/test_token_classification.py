@@ -13,7 +13,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from smallplates.errors import RequestError
-from smallplates.models.comparison import labels_of_tokens
 from smallplates.models.folder import Model
 from tests import exports
 from tests.served_task import ServedTask, loaded
@@ -135,15 +134,6 @@ def test_long_texts_are_cut_refused_or_read_in_windows(tmp_path: Path) -> None:
         assert words[-1] == ("table", len(text) - 5)
         expected = [("warm", 244), ("soup", 249)] if stride == 0 else [("warm soup", 244)]
         assert words[:-1] == expected, stride
-
-
-def test_tokens_may_change_their_label_only_if_two_are_as_probable() -> None:
-    expected, found = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.float32)
-    found[0, 0, 1] = 0.01
-    assert labels_of_tokens(expected, found).has_same_best
-    assert labels_of_tokens(expected, found).worst < 0.01
-    found[1, 2] = [0, 0, 0, 9]
-    assert labels_of_tokens(expected, found).worst > 0.7
 
 
 def test_places_count_from_the_beginning_of_a_text_that_is_cut_there(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_each_unknown_variable_is_named_once(
     once = named()
     assert once[:2] == ["SERVING_INSTANCE", "SERVING_INSTANCES"]
     assert once[2:] == ["SERVING_PRECISION__TYPO", "SERVING_PRECISION__LATER"]
-    registry = Registry(settings, lambda _: EnginePlan(BACKEND, ()), configured_models(settings))
+    registry = Registry(settings, lambda *_: EnginePlan(BACKEND, ()), configured_models(settings))
     create_app(settings, BACKEND, registry)  # as each of several web processes does
     assert named() == []
 

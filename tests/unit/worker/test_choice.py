@@ -25,8 +25,8 @@ from smallplates.models.tensors import Array
 from smallplates.settings import Settings
 from smallplates.tasks.image_classification import compute_logits
 from smallplates.worker import choice, precision_check
-from smallplates.worker.choice import Candidate, Infer, device_for, measure
-from smallplates.worker.precision_check import Samples
+from smallplates.worker.choice import Candidate, device_for, measure
+from smallplates.worker.precision_check import Infer, Samples
 from smallplates.worker.shared_choice import shared_choice
 
 FILE = "model_quantized.onnx"
@@ -59,7 +59,10 @@ def compare(reference: Infer, *others: tuple[Candidate, Infer], memory_mb: float
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "time", SimpleNamespace(perf_counter=lambda: CLOCK.now))
         return measure(
-            list(networks), networks.__getitem__, lambda: Samples([IMAGES], probabilities), memory_mb
+            list(networks),
+            networks.__getitem__,
+            lambda: Samples(lambda seed: [np.roll(IMAGES, seed)], probabilities),
+            memory_mb,
         )
 
 
@@ -284,3 +287,65 @@ def test_what_else_a_verdict_says_is_kept() -> None:
     written = json.loads((model.folder / "model.json").read_text())["int8"]
     assert json.loads(model.description.model_dump_json())["int8"] == written
     assert Int8Verdict(fit=True, reason="", sample_difference=0).model_extra == {}
+
+
+def margins(usual: float, last: float, shift: float = 0.0) -> Infer:
+    """Returns a network of two classes with these margins; `last` is that of the 31st batch of samples.
+
+    `shift` is added to the probability of the first class there.
+    """
+
+    def infer(inputs: Sequence[Array]) -> list[Array]:
+        is_last = inputs[0] == 31
+        share = (1 + np.where(is_last, last, usual)) / 2 + np.where(is_last, shift, 0)
+        return [np.concatenate([np.log(share), np.log(1 - share)], axis=1)]
+
+    return infer
+
+
+@pytest.mark.parametrize(
+    ("usual", "last", "shift", "objection", "share", "count"),
+    [
+        (0.5, 0.5, 0.019, "", 1, 256),
+        (0.5, 0.5, 0.021, "differs by 0.02", 1, 256),
+        (0.15, 0.5, 0.014, "", 1, 256),
+        (0.15, 0.5, 0.016, "differs by 0.01600; at most 0.01500 is accepted", 1, 256),
+        (0.5, 0.03, -0.016, "changes the best class", 31 / 32, 256),
+        (0.5, 0.01, -0.016, "", 32 / 33, 264),
+        (0.01, 0.01, 0, "0 of 1024 samples", 1, 1024),
+    ],
+)
+def test_a_lower_precision_changes_no_clear_class_of_256_samples(
+    usual: float, last: float, shift: float, objection: str, share: float, count: int
+) -> None:
+    samples = Samples(lambda seed: [np.full((8, 1), float(seed))], probabilities)
+    exact, lower = margins(usual, last), margins(usual, last, shift)
+    found, _, same, compared = precision_check.agreement(exact, lower, samples)
+    assert objection in found
+    assert bool(found) == bool(objection)
+    assert same == pytest.approx(share, abs=1e-4)
+    assert compared == count
+
+
+def test_bf16_is_refused_for_a_class_that_the_first_samples_do_not_show() -> None:
+    def changing(inputs: Sequence[Array]) -> list[Array]:
+        (logits,) = computing()(inputs)
+        is_first = len(logits) < len(IMAGES) or np.array_equal(inputs[0], IMAGES)
+        return [logits if is_first else -logits]
+
+    bf16 = Candidate("b", "bf16", max_difference=0.02)
+    (reference, good), (_, bad) = (
+        compare(computing(seconds=0.002), (bf16, other)) for other in (computing(), changing)
+    )
+    assert (good.chosen, good.agreement, good.samples) == (True, 1, 256)
+    assert (bad.chosen, bad.samples) == (False, 16)
+    assert reference.samples is None
+
+
+def test_a_slow_network_stays_in_fp32_rather_than_start_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_check, "time", SimpleNamespace(perf_counter=lambda: CLOCK.now))
+    bf16 = Candidate("b", "bf16", max_difference=0.02)
+    for seconds, is_chosen in ((0.2, True), (0.3, False)):
+        _, trial = compare(computing(seconds=seconds), (bf16, computing()))
+        assert trial.chosen == is_chosen
+    assert "comparing 256 samples takes 77 s" in trial.reason

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,8 @@ from smallplates.models.folder import Model
 from smallplates.models.tensors import Array, Signature, TensorSpec
 from smallplates.settings import ROOT, Settings
 from smallplates.worker import choice, precision_check
-from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, Infer, choose, measure
-from smallplates.worker.precision_check import NARROW, Samples, random_inputs
+from smallplates.worker.choice import MAX_ITEM_EXCESS, Candidate, choose, measure
+from smallplates.worker.precision_check import NARROW, Infer, Samples, random_inputs
 
 pytestmark = pytest.mark.usefixtures("any_speed")
 OPEN = Signature(
@@ -45,7 +46,8 @@ def computing(change: Change | None = None) -> Infer:
 
 def samples(signature: Signature = OPEN, compare: Compare = relative) -> Samples:
     """Returns eight random inputs of the usual size."""
-    return Samples(random_inputs(signature, signature.batch_size or 8, 16), compare, signature)
+    make = partial(random_inputs, signature, signature.batch_size or 8, 16)
+    return Samples(make, compare, signature)
 
 
 def compare_with(candidate: Candidate, other: Infer, reference: Infer | None = None) -> Trial:

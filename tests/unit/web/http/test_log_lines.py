@@ -13,10 +13,12 @@ from smallplates.web.http.request_context import RequestContext
 from smallplates.web.metrics import Metrics
 
 
-def record(metrics: Metrics, status: int, path: str = "/predict", model: str = "") -> None:
+def record(
+    metrics: Metrics, status: int, path: str = "/predict", model: str = "", method: str = "POST"
+) -> None:
     code = "ok" if status == 200 else "overloaded"
     error = None if status == 200 else OverloadedError("the queue is full")
-    context = RequestContext("an id", "POST", path, status=status, code=code, error=error, model=model)
+    context = RequestContext("an id", method, path, status=status, code=code, error=error, model=model)
     request_context.record(metrics, context, path, timed=True)
 
 
@@ -52,7 +54,14 @@ def test_the_model_that_was_asked(capfd: pytest.CaptureFixture[str]) -> None:
     assert [line.get("model") for line in lines] == ["sentiment", None]
 
 
-@pytest.mark.parametrize("path", ["/health/ready", "/v2/health/ready", "/ping"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/health/ready", "/v2/health/ready", "/ping", "/health", "/.well-known/ready"),
+        *("/v2/models/food11/ready", "/v2/models/food11/versions/1/ready"),
+        *("/inference.GRPCInferenceService/ModelReady", "/inference.GRPCInferenceService/ServerLive"),
+    ],
+)
 def test_probes_that_are_refused_are_no_news(path: str, capfd: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings())
     metrics = Metrics()
@@ -60,3 +69,11 @@ def test_probes_that_are_refused_are_no_news(path: str, capfd: pytest.CaptureFix
     record(metrics, 503, path)
     record(metrics, 500, path)
     assert [json.loads(line)["status"] for line in capfd.readouterr().err.splitlines()] == [500]
+
+
+def test_a_state_that_is_asked_for_while_a_model_loads_is_no_news(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging(Settings())
+    record(Metrics(), 503, "/v1/models/food11", method="GET")
+    assert not capfd.readouterr().err

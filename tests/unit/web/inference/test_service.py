@@ -109,7 +109,7 @@ class Engines(Registry):
     """Notes what is to be loaded, and starts nothing."""
 
     def __init__(self, settings: Settings, models: dict[str, Model]) -> None:
-        super().__init__(settings, lambda _: EnginePlan("no:Backend", ()), models)
+        super().__init__(settings, lambda *_: EnginePlan("no:Backend", ()), models)
         self.loaded: list[tuple[str, str]] = []
 
     async def load(self, model: Model) -> None:
