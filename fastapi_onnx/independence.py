@@ -16,6 +16,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto
 
+from fastapi_onnx.batch_axis import MAY_DEPEND
 from fastapi_onnx.network import Network, graph_path, served_graph
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from fastapi_onnx.shared_weights import CPU
@@ -115,7 +116,8 @@ def with_returned_rows(signature: Signature, run: Run) -> Signature | None:
     A traced graph may declare one row, that of its example, for a batch of any size; LightGBM's labels
     are another case. It is None if the outputs declare their rows, or if some output has none.
     """
-    if signature.batch_size != 1 or not signature.batch_note:
+    note = signature.batch_note
+    if signature.batch_size != 1 or not note or MAY_DEPEND in note:
         return None
     for length in signature.example_lengths:
         sizes = signature.sizes_at(length)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import onnx
 from onnx import TensorProto, helper, inliner
 
-from fastapi_onnx import whole_batch
+from fastapi_onnx import batch_axis
 from fastapi_onnx.logits import check_logits
 from fastapi_onnx.normalisation import model_inputs
 from fastapi_onnx.pooling import with_vectors
@@ -96,6 +96,12 @@ def read_graph(path: Path, model: Model) -> onnx.ModelProto:
 class TensorGraph:
     """Inputs and outputs of a graph."""
 
+    _alone: bool
+    """Whether only batches of one can be computed."""
+
+    _note: str
+    """Why items are computed one at a time; empty if outputs divide into items."""
+
     def __init__(
         self,
         model: onnx.ModelProto,
@@ -124,16 +130,16 @@ class TensorGraph:
         if model.functions:
             model = inliner.inline_local_functions(model)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        outputs, is_text = inferred.graph.output, description.text is not None
+        outputs = inferred.graph.output
         for value, other in zip(outputs, declared, strict=True):
             keep_sizes(value, other)
         self._read(inputs, outputs, stated, None if self._objection else batch)
         if self._objection:
             return
         is_one = bool(self._doubt) or batch == 1
-        shared = "" if is_one else whole_batch.objection(inferred, batch, is_text)
-        if shared and is_text:
-            self._alone, self._note = True, shared
+        shared = "" if is_one else batch_axis.objection(model, batch if isinstance(batch, int) else 0)
+        if shared and (self._alone or description.text is not None):
+            self._alone, self._note = True, "; ".join(filter(None, (self._note, shared)))
         else:
             self.doubt = self._doubt or shared
 
@@ -146,14 +152,9 @@ class TensorGraph:
     ) -> None:
         """Reads inputs and outputs with this batch axis, or with none."""
         self._batch = batch
-        self._alone = batch is None
-        """Whether only batches of one can be computed."""
-
+        self._alone, self._note = batch is None, ""
         self._doubt: str = ""
         """Why this axis may not be the batch; empty if no output is against it."""
-
-        self._note = ""
-        """Why items are computed one at a time; empty if outputs divide into items."""
 
         first = 0 if batch is None else 1
         self._inputs = tuple(self._input(value, axes(value)[first:]) for value in inputs)

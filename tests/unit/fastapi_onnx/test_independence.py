@@ -62,7 +62,7 @@ def test_items_that_depend_on_each_other_share_none(
 ) -> None:
     signature = described(centred(batch, kind), tmp_path)
     assert (signature.is_batched, signature.batch_size) == (False, 1)
-    assert "items depend on each other" in signature.batch_note
+    assert "depend on each other" in signature.batch_note
     assert signature.inputs[0].shape == signature.outputs[0].shape == shape
 
 
@@ -249,7 +249,10 @@ def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        ([node("RandomNormalLike", "x", "n"), node("Add", "x n", "y")], "differ from call to call"),
+        (
+            [node("RandomNormal", "", "n", shape=[4]), node("Add", "x n", "y")],
+            "differ from call to call",
+        ),
         ([node("Reshape", "x shape", "z"), node("Add", "x z", "y")], "fails on generated items"),
     ],
     ids=["random", "refused"],
@@ -477,7 +480,7 @@ def test_texts_that_choose_a_branch_together_are_computed_alone(tmp_path: Path) 
     graphs.saved(made, folder)
     signature = graphs.compared(Model.read(folder))
     assert (signature.is_batched, signature.batch_size) == (True, 1)
-    assert "numbers of the whole batch decide what logits (If) does" in signature.batch_note
+    assert "logits (If)" in signature.batch_note
 
 
 def test_axes_in_another_file_are_left_to_the_runtime(tmp_path: Path) -> None:
@@ -486,7 +489,7 @@ def test_axes_in_another_file_are_left_to_the_runtime(tmp_path: Path) -> None:
     made = graph(nodes, "N", TensorProto.FLOAT, axes=[0])
     onnx.save(made, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
     read = Model.read(tmp_path)
-    assert OnnxBackend().signature(read).is_batched
+    assert not OnnxBackend().signature(read).is_batched
     with pytest.raises(ConfigurationError, match="Cannot parse data from external tensors"):
         OnnxBackend().load(read, Settings(device="cpu"))
 
@@ -503,4 +506,4 @@ def test_what_a_function_computes_from_all_items_counts(tmp_path: Path) -> None:
     made.opset_import.append(helper.make_opsetid("mine", 1))
     signature = described(made, tmp_path)
     assert not signature.is_batched
-    assert "reduces the whole batch" in signature.batch_note
+    assert "(ReduceSum)" in signature.batch_note
