@@ -102,7 +102,7 @@ quantise: .venv/dev-all.installed  ## int8 files of MODEL, made and judged with 
 		--validate $(DATA)/data/food11-64/val.zip --photos 5000
 
 # large blocks of memory go back to the kernel otherwise, and come anew each time: a third slower
-train: .venv/dev-all.installed  ## MODEL=food11 or sentiment from DATA; takes hours on a CPU, goes on where it stopped
+train: .venv/dev-all.installed  ## MODEL=food11, sentiment or questions from DATA; hours on a CPU, goes on where it stopped
 	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8000000000 $(BIN)/python -m training.$(notdir $(MODEL)) \
 		--data $(DATA) --run $(or $(RUN),runs/$(notdir $(MODEL))) $(WEIGHTS:%=--weights %) $(EARLIER:%=--earlier %)
 

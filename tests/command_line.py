@@ -4,8 +4,9 @@ import typer
 from typer.testing import CliRunner
 
 
-def run(app: typer.Typer, *arguments: object, code: int = 0) -> str:
-    """Runs a command, checks its exit code, and returns its output."""
-    result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
+def run(app: typer.Typer, *arguments: object, code: int = 0, typed: str | None = None) -> str:
+    """Runs a command, which reads what is `typed`; checks its exit code, and returns its output."""
+    words = [str(each) for each in arguments]
+    result = CliRunner().invoke(app, words, input=typed, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output

@@ -21,7 +21,7 @@ def write(out: Path, template: Path, run: Path, more: dict[str, Any]) -> None:
     lines = list(epochs_of(run))
     (out / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     figures = {
-        f"{kind}_{name}": str(value) if name in ("photos", "texts") else percent(value)
+        f"{kind}_{name}": str(value) if name in ("photos", "texts", "questions") else percent(value)
         for kind, measured in description.accuracy.items()
         if isinstance(measured, dict)
         for name, value in measured.items()

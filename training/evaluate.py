@@ -1,9 +1,10 @@
 """Evaluation of model folders through the served steps: a task's preprocessing, then each backend.
 
 `python -m training.evaluate DATA` reads DATA/data/food11-64/val.zip, DATA/data/food-sharp/valid.zip and
-DATA/photos/labels.csv for photos, DATA/data/sst2/dev.tsv.gz for texts, and prints accuracy, calibration
-and confusion of both backends in every precision, `auto` among them, and how often they agree. With
-`--write` the figures of fp32 go into model.json, and a chart of the confusion beside it.
+DATA/photos/labels.csv for photos, DATA/data/sst2/dev.tsv.gz for texts, DATA/data/squad-dev/val.json.gz
+for questions, and prints accuracy, calibration and confusion of both backends in every precision, `auto`
+among them, and how often they agree. With `--write` the figures of fp32 go into model.json, and a chart
+of the confusion beside it.
 """
 
 import csv
@@ -11,7 +12,7 @@ import gzip
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,18 +23,21 @@ from tqdm import tqdm
 
 from fastapi_onnx.backend import OnnxBackend
 from fastapi_pt.backend import TorchBackend
+from smallplates.engine.backend import BackendInfo
 from smallplates.errors import ConfigurationError
 from smallplates.export.folder import write_description
 from smallplates.models.description import Kind, Thresholds
 from smallplates.models.folder import Model
 from smallplates.models.scores import softmax
-from smallplates.models.task_kinds import TEXT_CLASSIFICATION
+from smallplates.models.task_kinds import QUESTION_ANSWERING, TEXT_CLASSIFICATION
+from smallplates.models.tensors import Array, Item
 from smallplates.settings import Settings
 from smallplates.tasks.image.decode import ImageDecoder
 from smallplates.tasks.image_classification import compute_logits
+from smallplates.tasks.question_answering import QuestionAnswering
 from smallplates.tasks.text import TOKENS
 from smallplates.tasks.text_classification import TextClassification
-from training import data
+from training import data, squad
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -49,6 +53,11 @@ SURE = 0.8
 
 Example = tuple[Any, int]
 """The bytes of a photo, or a text; and its class index."""
+
+Said = tuple[str, float]
+"""An answer to a question, and its score."""
+
+Backend = OnnxBackend | TorchBackend
 
 
 def sharp_photos(folder: Path) -> Iterator[tuple[bytes, int]]:
@@ -79,7 +88,7 @@ def validation_sets(model: Model, data_dir: Path) -> dict[str, list[Example]]:
 
 
 def logits_of(
-    model: Model, settings: Settings, backend: OnnxBackend | TorchBackend
+    model: Model, settings: Settings, backend: Backend
 ) -> Callable[[Any], NDArray[np.float32]]:
     """Returns a function from a photo's bytes or a text to logits [classes], by the service's steps."""
     if model.description.task != TEXT_CLASSIFICATION:
@@ -94,6 +103,28 @@ def logits_of(
         return np.asarray(logits[0])
 
     return of_text
+
+
+def asker(
+    model: Model, settings: Settings, backend: Backend
+) -> tuple[QuestionAnswering, Callable[[Item], Sequence[Array]]]:
+    """Returns the service's steps for questions, and a function from a window to its logits."""
+    signatures = QuestionAnswering.plan(model, settings, backend.signature(model))
+
+    def infer(item: Item) -> list[Array]:
+        outputs = backend.infer(signatures[TOKENS], [array[np.newaxis] for array in item])
+        return [output[0] for output in outputs]
+
+    return QuestionAnswering(model, settings, signatures, {}), infer
+
+
+def answer_to(
+    task: QuestionAnswering, infer: Callable[[Item], Sequence[Array]], question: squad.Question
+) -> Said:
+    """Returns what the service would answer; its windows are computed one at a time."""
+    prepared = task.preprocess({"question": question.question, "context": question.context})
+    (best,) = task.postprocess(prepared, [infer(item) for item in prepared.items], 1)
+    return best["answer"], best["score"]
 
 
 def predict(
@@ -138,17 +169,18 @@ def uncertain_below(probabilities: Probabilities, labels: Labels) -> Thresholds:
     answers just above (a tenth of the data) are right in at least half of the cases.
     """
     correct = probabilities.argmax(axis=1) == labels
-    ordered = np.sort(probabilities, axis=1)
-    window = max(1, len(labels) // 10)
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    return Thresholds(probability=least_sure(first, correct), margin=least_sure(first - second, correct))
 
-    def least(values: Probabilities) -> float:
-        order = np.argsort(values)
-        for start in range(0, len(order) - window, window // 10 or 1):
-            if correct[order[start : start + window]].mean() >= 0.5:
-                return round(float(values[order[start]]), 2)
-        return 1.0
 
-    return Thresholds(probability=least(ordered[:, -1]), margin=least(ordered[:, -1] - ordered[:, -2]))
+def least_sure(values: Probabilities, correct: NDArray[np.bool_]) -> float:
+    """Computes the least value at which the answers just above are right in half of the cases."""
+    window = max(1, len(values) // 10)
+    order = np.argsort(values)
+    for start in range(0, len(order) - window, window // 10 or 1):
+        if correct[order[start : start + window]].mean() >= 0.5:
+            return round(float(values[order[start]]), 2)
+    return 1.0
 
 
 def sure_from(probabilities: Probabilities, labels: Labels, right: float = SURE) -> Thresholds:
@@ -214,17 +246,15 @@ def main(
 ) -> None:
     """Prints the accuracy of models in both backends and every precision."""
     for folder in model_dirs or sorted(path.parent for path in Path("models").glob("*/model.json")):
-        evaluate(Model.read(folder), data_dir, write)
+        model = Model.read(folder)
+        if model.description.task == QUESTION_ANSWERING:
+            evaluate_questions(model, data_dir, write)
+        else:
+            evaluate(model, data_dir, write)
 
 
-def evaluate(model: Model, data_dir: Path, write: bool) -> None:
-    """Prints the accuracy of a model in both backends and every precision."""
-    sets = validation_sets(model, data_dir)
-    noun = "texts" if model.description.text else "photos"
-    expected: dict[str, tuple[Probabilities, Labels]] = {}
-    typer.echo(
-        f"{model.description.name}: " + ", ".join(f"{k} {len(v)} {noun}" for k, v in sets.items())
-    )
+def loaded(model: Model) -> Iterator[tuple[str, BackendInfo, Settings, Backend]]:
+    """Yields each backend in each precision with the model, and what it runs on."""
     for (backend_name, file, make_backend), precision in itertools.product(BACKENDS, PRECISIONS):
         if not model.has(file):
             continue
@@ -238,9 +268,21 @@ def evaluate(model: Model, data_dir: Path, write: bool) -> None:
         except ConfigurationError as error:
             typer.echo(f"{name}: {error}")
             continue
+        yield name, info, settings, backend
+        backend.close()
+
+
+def evaluate(model: Model, data_dir: Path, write: bool) -> None:
+    """Prints the accuracy of a classifier in both backends and every precision."""
+    sets = validation_sets(model, data_dir)
+    noun = "texts" if model.description.text else "photos"
+    expected: dict[str, tuple[Probabilities, Labels]] = {}
+    typer.echo(
+        f"{model.description.name}: " + ", ".join(f"{k} {len(v)} {noun}" for k, v in sets.items())
+    )
+    for name, info, settings, backend in loaded(model):
         infer = logits_of(model, settings, backend)
         answers = {kind: predict(infer, examples, f"{name}, {kind}") for kind, examples in sets.items()}
-        backend.close()
         if not expected:
             expected = answers
             is_photos = "valid" in answers
@@ -266,6 +308,35 @@ def evaluate(model: Model, data_dir: Path, write: bool) -> None:
         write_description(model.folder, description)
         if not description.text:
             draw_confusion(matrix, model.labels, model.folder / "confusion.png")
+
+
+def evaluate_questions(model: Model, data_dir: Path, write: bool) -> float:
+    """Prints how well a model answers questions, in both backends and every precision; returns F1."""
+    questions = squad.read(data_dir / "data" / squad.FOLDER / "val.json.gz")
+    expected: list[Said] = []
+    typer.echo(f"{model.description.name}: val {len(questions)} questions")
+    for name, info, settings, backend in loaded(model):
+        task, infer = asker(model, settings, backend)
+        answers = [
+            answer_to(task, infer, each) for each in tqdm(questions, name, mininterval=2, leave=False)
+        ]
+        expected = expected or answers
+        figures = squad.scores([said for said, _ in answers], questions)
+        same = np.mean([one[0] == other[0] for one, other in zip(answers, expected, strict=True)])
+        furthest = max(abs(one[1] - other[1]) for one, other in zip(answers, expected, strict=True))
+        typer.echo(
+            f"{name} ({info.backend}, {info.precision}): {json.dumps(figures)}; the first one's answer "
+            f"for {same:.2%}, scores within {furthest:.4f}"
+        )
+    said, scores = zip(*expected, strict=True)
+    figures = {name: round(share, 4) for name, share in squad.scores(said, questions).items()}
+    if write:
+        right = np.array([squad.is_right(*pair) for pair in zip(said, questions, strict=True)])
+        model.description.accuracy = {"val": {"questions": len(questions), **figures}}
+        least = least_sure(np.array(scores), right)
+        model.description.thresholds = Thresholds(probability=least, margin=0.0)
+        write_description(model.folder, model.description)
+    return figures["f1"]
 
 
 if __name__ == "__main__":

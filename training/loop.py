@@ -1,15 +1,15 @@
-"""Loop of both trainings: AdamW, a moving average of the weights, checkpoints, a log.
+"""Loop of all trainings: AdamW, a moving average of the weights, checkpoints, a log.
 
 `fit` leaves in its folder `log.jsonl` (a line an epoch), `checkpoint.safetensors` (all that is needed to
-go on where an interrupted training stopped) and, at the end, `ema.safetensors`, the weights to export.
+go on where an interrupted training stopped), BEST, the moving average after the epoch whose figures have
+the highest sum, and at the end `ema.safetensors`, the moving average.
 
 The learning rate is warm-up, constant, linear to zero: until its fall begins, the number of epochs may
 still be changed between two runs. Random numbers go on from the checkpoint's: what was interrupted sees
 what an uninterrupted training would have seen.
 
 With a time limit, for GPUs, epochs are equal parts of the time, of which a slow machine may skip some,
-and there is nothing to go on from. Each leaves the moving average as `last.safetensors`, and as
-`best.safetensors` if the sum of its figures is the highest.
+and there is nothing to go on from. Each leaves the moving average as `last.safetensors`.
 """
 
 import json
@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+BEST = "best.safetensors"
 CHECKPOINT_SECONDS = 180
 
 Loss = Callable[[nn.Module, Tensor, float], Tensor]
@@ -174,7 +175,7 @@ def fit(model: nn.Module, draw: Draw, plan: Plan, run: Path, loss: Loss, figures
         training.load(checkpoint)
     norms = [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     steps = len(draw(0))
-    best, start = 0.0, time.monotonic()
+    start = time.monotonic()
     for epoch in range(training.steps // steps if plan.seconds is None else 0, plan.epochs):
         began = saved = time.monotonic()
         if plan.seconds and epoch and began - start > plan.seconds * (epoch + 1) / plan.epochs:
@@ -203,16 +204,17 @@ def fit(model: nn.Module, draw: Draw, plan: Plan, run: Path, loss: Loss, figures
             "steps": len(losses),
             "seconds": round(time.monotonic() - began, 1),
         }
-        with (run / "log.jsonl").open("a") as log:
+        with (run / "log.jsonl").open("a+") as log:
+            log.seek(0)
+            earlier = [sum(json.loads(each)[name] for name in measured) for each in log]
+            if sum(line[name] for name in measured) > max(earlier, default=0):
+                write_weights(training.ema, run / BEST)
             log.write(json.dumps(line) + "\n")
         tqdm.write(json.dumps(line))
         if plan.seconds is None:
             training.save(checkpoint)
             continue
         write_weights(training.ema, run / "last.safetensors")
-        if sum(measured.values()) > best:
-            best = sum(measured.values())
-            write_weights(training.ema, run / "best.safetensors")
     write_weights(training.ema, weights)
     return weights
 

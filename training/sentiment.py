@@ -11,9 +11,8 @@ import csv
 import gzip
 import json
 import random
-from collections import Counter
+import re
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -38,38 +37,19 @@ from smallplates.models.huggingface import TOKENIZER
 from smallplates.models.scores import softmax
 from smallplates.models.task_kinds import TEXT_CLASSIFICATION
 from smallplates.settings import Settings
-from training import card, evaluate, float8, loop
+from training import card, evaluate, float8, loop, minilm
 from training.calibration import fit_temperature
 
 CARD = Path(__file__).with_name("sentiment.card.md")
 PAIRS = Path(__file__).with_name("sentiment.pairs.tsv")
 
 LABELS = ("negative", "positive")
-PAD, UNKNOWN = "[PAD]", "[UNK]"
-SPECIAL = (PAD, UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = 20_000
 """Pieces of words, before those of emoji are added."""
 
-OFTEN = 12
-"""Number of phrases in which a piece is sure to stay; the others stay in the order of the vocabulary."""
-
-LATIN = 0x250
-"""First code point behind the letters of Latin."""
-
+LATIN = re.compile("[\0-\u024f]+")
 MAX_TOKENS = 256
 INPUTS = ("input_ids", "attention_mask")
-TOKENIZER_SETTINGS = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_input_names": INPUTS,
-    "model_max_length": MAX_TOKENS,
-    "pad_token": PAD,
-    "unk_token": UNKNOWN,
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-"""For transformers."""
-
 TREEBANK = {
     "\N{RIGHT SINGLE QUOTATION MARK}": "'",
     "``": '"',
@@ -130,44 +110,16 @@ def tokenizer_of(description: dict[str, Any], texts: Sequence[str]) -> tuple[Tok
     with.
     """
     vocabulary: dict[str, int] = description["model"]["vocab"]
-    complete = Tokenizer.from_str(json.dumps(description | {"truncation": None, "padding": None}))
-    counts = Counter(
-        piece for encoding in complete.encode_batch(texts) for piece in set(encoding.tokens)
-    )
-    pieces = list(SPECIAL)
-    pieces += [piece for piece in ranking(vocabulary, counts) if piece not in SPECIAL]
-    pieces = pieces[:VOCABULARY]
+    pieces = minilm.kept_pieces(description, texts, LATIN, VOCABULARY)
     rows = [vocabulary[piece] for piece in pieces]
     for word, emoji in ALIKE.items():
         pieces += [start + character for character in emoji for start in ("", "##")]
         rows += [vocabulary[word]] * 2 * len(emoji)
-    ids = {piece: number for number, piece in enumerate(pieces)}
     replacements = [
         {"type": "Replace", "pattern": {"String": old}, "content": new} for old, new in TREEBANK.items()
     ]
-    processor = deepcopy(description["post_processor"])
-    for name, token in processor["special_tokens"].items():
-        token["ids"] = [ids[name]]
-    description = description | {
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [token | {"id": ids[token["content"]]} for token in description["added_tokens"]],
-        "normalizer": {"type": "Sequence", "normalizers": [description["normalizer"], *replacements]},
-        "post_processor": processor,
-        "model": description["model"] | {"vocab": ids},
-    }
-    return Tokenizer.from_str(json.dumps(description)), rows
-
-
-def ranking(vocabulary: dict[str, int], counts: Counter[str]) -> Iterator[str]:
-    """Yields pieces of Latin text: single characters, frequent pieces, then the vocabulary's order."""
-    bare = {piece: piece.removeprefix("##") for piece in vocabulary}
-    latin = [piece for piece, text in bare.items() if max(map(ord, text)) < LATIN]
-
-    def rank(piece: str) -> tuple[bool, bool, int]:
-        return len(bare[piece]) > 1, counts[piece] < OFTEN, vocabulary[piece]
-
-    yield from sorted((piece for piece in latin if not piece.startswith("[unused")), key=rank)
+    normalizer = {"type": "Sequence", "normalizers": [description["normalizer"], *replacements]}
+    return minilm.tokenizer_with(description, pieces, normalizer), rows
 
 
 def as_typed(text: str, label: int, chance: random.Random) -> str:
@@ -291,7 +243,7 @@ def network_of(
 def train(data_dir: Path, run: Path) -> tuple[Tokenizer, DistilBertForSequenceClassification, Phrases]:
     """Trains unless RUN is finished; returns tokeniser, network, and sentences to measure it with."""
     texts, labels = read(data_dir / "sst2" / "train.tsv.gz")
-    start = data_dir / "weights" / "all-MiniLM-L6-v2"
+    start = data_dir / minilm.FOLDER
     tokenizer, rows = tokenizer_of(json.loads((start / "tokenizer.json").read_text()), texts)
     dev = Phrases(tokenizer, *read(data_dir / "sst2" / "dev.tsv.gz"))
     config = json.loads((start / "config.json").read_text())
@@ -323,7 +275,7 @@ def export_to(
         description="Type a sentence about a film to see whether it sounds positive or negative.",
         task=TEXT_CLASSIFICATION,
         labels=list(LABELS),
-        text=TextPipeline(max_tokens=MAX_TOKENS, pad_token_id=tokenizer.token_to_id(PAD)),
+        text=TextPipeline(max_tokens=MAX_TOKENS, pad_token_id=tokenizer.token_to_id(minilm.PAD)),
     )
     folder = out / description.version
     folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +288,9 @@ def export_to(
     torch_export.scale_logits(network, 1 / temperature)
     float8.save_weights(network.state_dict(), weights)
     network.config.save_pretrained(out)
-    (out / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_SETTINGS, indent=2) + "\n")
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(minilm.settings(MAX_TOKENS, INPUTS), indent=2) + "\n"
+    )
     write_graph(network, folder / "model.onnx", weights)
     export.finish(out, description, None)
     return temperature

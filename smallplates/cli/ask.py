@@ -1,20 +1,22 @@
 """Command line: asks a running service about photos, texts or a paragraph, and prints its answers.
 
-`smallplates ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, `--embed
-TEXT...`, `--rerank QUERY TEXT...`, or `--json '{...}'` for the request of any model; with `--url
-tcp://HOST:PORT` over the service's TCP port.
+`smallplates ask photo.jpg ...`, `--text "..."`, `--question "..." --context-file FILE`, `--question` to
+type both, `--embed TEXT...`, `--rerank QUERY TEXT...`, or `--json '{...}'` for the request of any model;
+with `--url tcp://HOST:PORT` over the service's TCP port.
 """
 
 import json
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import typer
+from typer.core import TyperCommand
 
 from smallplates.client import answers, calls, native
 from smallplates.client.aio import AsyncClient
@@ -34,7 +36,21 @@ Line = tuple[str, bool]
 
 TCP_FIELDS = ("request_id", "ms")  # of the protocol, not of the answer
 
+TYPED = "-"
+"""Stands for questions that are typed when they are asked, until one is empty."""
+
 SHOWN_NUMBERS = 3  # of a vector
+
+
+class Ask(TyperCommand):
+    """`smallplates ask`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Lets `--question` without a value mean TYPED."""
+        for place, (name, value) in enumerate(pairwise([*args, "--"])):
+            if name == "--question" and value.startswith("--"):
+                args[place] = f"{name}={TYPED}"
+        return super().parse_args(ctx, args)
 
 
 def main(
@@ -44,11 +60,12 @@ def main(
     ] = None,
     text: Annotated[list[str] | None, typer.Option(help="Text to classify; may be repeated.")] = None,
     question: Annotated[
-        list[str] | None, typer.Option(help="Question about the context; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Question about the context; may be repeated. Without a value, you type it."),
     ] = None,
     context_file: Annotated[
         typer.FileText | None,
-        typer.Option(help="Context of the questions: a text file in UTF-8; - reads stdin."),
+        typer.Option(help="Context: a text file in UTF-8; - reads stdin. By default, you type it."),
     ] = None,
     embed: Annotated[bool, typer.Option("--embed", help="Compute the vectors of the texts.")] = False,
     rerank: Annotated[
@@ -86,11 +103,11 @@ def main(
     photos = [] if embed or queries else inputs
     if (
         sum(map(bool, (photos, text, question, fields, embed, queries))) != 1
-        or bool(question) != bool(context_file)
+        or (context_file and not question)
         or bool(inputs) != bool(photos or embed or queries)
     ):
         raise typer.BadParameter(
-            "pass PHOTO..., --text, --question with --context-file, --embed TEXT..., "
+            "pass PHOTO..., --text, --question, also with --context-file, --embed TEXT..., "
             "--rerank QUERY TEXT..., or --json"
         )
     if photos or text or question:
@@ -99,19 +116,20 @@ def main(
     if model is not None:
         options["model"] = model
     try:
-        context = context_file.read() if context_file else ""
-        requests: list[Request] = [
-            *((photo, None) for photo in photos or ()),
+        context = context_file.read() if context_file else None
+        requests: Iterable[Request] = [
             *((each, {"text": each}) for each in (inputs if embed else text) or ()),
             *((query, {"query": query, "texts": inputs}) for query in queries),
-            *((each, {"question": each, "context": context}) for each in question or ()),
             *((each, json_object(each)) for each in fields or ()),
         ]
+        if question:
+            requests = about(context, question)
         if url.startswith("tcp://"):
+            requests = chain(((photo, None) for photo in photos or ()), requests)
             lines = over_tcp(address(url), api_key, timeout_s, requests, options)
         else:
             client = Client(url, api_key=api_key, timeout_s=timeout_s, connections=concurrency)
-            lines = over_http(client, requests, options, concurrency)
+            lines = over_http(client, photos or (), requests, options, concurrency)
     except ValueError as error:
         reason = "--context-file is not text in UTF-8" if isinstance(error, UnicodeError) else str(error)
         raise typer.BadParameter(reason) from error
@@ -120,6 +138,21 @@ def main(
         typer.echo(line, err=not is_answer)
         failures += not is_answer
     raise typer.Exit(int(failures > 0))
+
+
+def about(context: str | None, questions: Sequence[str]) -> Iterator[Request]:
+    """Yields questions about a context; asks for what is missing, see TYPED."""
+    if context is None:
+        context = typed("Context")
+    more = iter(lambda: typed("Question"), "")
+    for question in chain.from_iterable(more if each == TYPED else [each] for each in questions):
+        yield question, {"question": question, "context": context}
+
+
+def typed(name: str) -> str:
+    """Asks for a line; returns an empty one at the end of the input."""
+    typer.echo(f"{name}: ", nl=False, err=True)
+    return sys.stdin.readline().strip()
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -139,15 +172,23 @@ def address(url: str) -> SplitResult:
 
 
 def over_http(
-    client: Client, requests: list[Request], options: RequestOptions, concurrency: int
+    client: Client,
+    photos: Sequence[str],
+    requests: Iterable[Request],
+    options: RequestOptions,
+    concurrency: int,
 ) -> Iterator[Line]:
     """Sends several photos at the same time, and other requests one after the other."""
     with client:
-        results = (client.start(result_of(client.asynchronous, each, options)) for each in requests)
-        sent = deque(islice(results, concurrency if requests[0][1] is None else 1))
-        for request in requests:
+        given = [(photo, None) for photo in photos]
+        results = (client.start(result_of(client.asynchronous, each, options)) for each in given)
+        sent = deque(islice(results, concurrency))
+        for photo in given:
             result = sent.popleft().result()
             sent.extend(islice(results, 1))
+            yield http_line(photo, result, options)
+        for request in requests:
+            result = client.start(result_of(client.asynchronous, request, options)).result()
             yield http_line(request, result, options)
 
 
@@ -203,11 +244,12 @@ def over_tcp(
     requests: Iterable[Request],
     options: RequestOptions,
 ) -> Iterator[Line]:
-    """Sends the requests one after the other on one connection."""
+    """Sends the requests one after the other; who types them may outlast an idle connection."""
     try:
-        with TcpClient(server.hostname or "", server.port or 0, key, timeout_s) as client:
-            for request in requests:
-                yield tcp_line(client, request, options)
+        for request in requests:
+            with TcpClient(server.hostname or "", server.port or 0, key, timeout_s) as client:
+                line = tcp_line(client, request, options)
+            yield line
     except OSError as error:
         yield f"{server.netloc}: {error}", False
 
@@ -254,4 +296,4 @@ def candidate_in_words(candidate: Mapping[str, Any]) -> str:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(main)
+app.command(cls=Ask)(main)

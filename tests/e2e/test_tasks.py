@@ -896,6 +896,28 @@ def test_the_command_sends_json_and_questions(tasks: Service, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("arguments", "typed", "answers"),
+    [
+        (["--question"], f"{CONTEXT}\n{QUESTION}\nwhat is warm\n\n{QUESTION}\n", 2),
+        (["--question", "--top-k=2"], f"{CONTEXT}\n{QUESTION}", 1),
+        (["--question", QUESTION], CONTEXT, 1),
+        (["--question", QUESTION, "--question"], f"{CONTEXT}\n{QUESTION}\n", 2),
+        (["--question"], CONTEXT, 0),
+    ],
+)
+def test_questions_are_asked_in_a_dialogue(
+    address: str, arguments: list[str], typed: str, answers: int
+) -> None:
+    said = run(app, *arguments, "--url", address, "--model=reader", typed=typed)
+    assert (said.count(": warm soup "), said.count(" ms)")) == (answers, answers), said
+
+
+def test_a_dialogue_without_a_context_is_refused(address: str) -> None:
+    said = run(app, "--question", QUESTION, "--url", address, "--model=reader", typed="", code=1)
+    assert "the context is empty" in said
+
+
+@pytest.mark.parametrize(
     ("url", "code"),
     [("http://127.0.0.1:1", 1), ("tcp://127.0.0.1:1", 1), ("tcp://nowhere", 2), ("nowhere", 2)],
 )

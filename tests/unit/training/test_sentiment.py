@@ -1,6 +1,5 @@
 """`training/sentiment.py`: texts as people type them, and a folder that both backends serve alike."""
 
-import json
 import string
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, DistilBertForSequenceClassification
+from tokenizers import Tokenizer
+from transformers import BertModel, DistilBertForSequenceClassification
 
 from fastapi_onnx import graph_file
 from fastapi_onnx.backend import OnnxBackend
@@ -21,7 +20,8 @@ from smallplates.errors import ConfigurationError
 from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from tests.command_line import run
-from training import evaluate, float8, loop, sentiment
+from tests.unit.training import berts
+from training import evaluate, float8, loop, minilm, sentiment
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,50 +38,24 @@ WORDS = ["a", "lovely", "film", "and", "it", "s", "funny", "i", "don", "t", "reg
 WORDS += ["dull", "slow", "won", "see", "again", "awful", "happy", "sad", "кино", "[unused0]"]
 MARKS = ["'", ",", ".", "!"]
 LETTERS = [start + letter for letter in string.ascii_lowercase for start in ("", "##")]
-VOCABULARY = [*sentiment.SPECIAL, *LETTERS, *MARKS, *(word for word in WORDS if len(word) > 1)]
-
-
-def bert_tokenizer() -> dict[str, Any]:
-    """The file of a BERT's tokeniser, of few words."""
-    vocabulary = {piece: number for number, piece in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.add_special_tokens([*sentiment.SPECIAL])
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="$A $B:1", special_tokens=special
-    )
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.enable_truncation(8)
-    content: dict[str, Any] = json.loads(tokenizer.to_str())
-    return content
+VOCABULARY = [*minilm.SPECIAL, *LETTERS, *MARKS, *(word for word in WORDS if len(word) > 1)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Of the few words of this test."""
-    return sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[0]
+    return sentiment.tokenizer_of(berts.tokenizer(VOCABULARY), TEXTS)[0]
 
 
 @pytest.fixture(scope="module")
 def bert() -> BertModel:
     """An untrained network of the vocabulary."""
-    torch.manual_seed(3)
-    config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=96,
-        intermediate_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=300,
-    )
-    return BertModel(config).eval()
+    return berts.network(VOCABULARY, positions=300)
 
 
 def distilled(bert: BertModel) -> DistilBertForSequenceClassification:
     """The network that the training starts with."""
-    rows = sentiment.tokenizer_of(bert_tokenizer(), TEXTS)[1]
+    rows = sentiment.tokenizer_of(berts.tokenizer(VOCABULARY), TEXTS)[1]
     return sentiment.network_of(bert.state_dict(), rows, bert.config.to_dict())
 
 

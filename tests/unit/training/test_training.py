@@ -241,6 +241,29 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert run("cut").keys() == whole.keys()  # nothing left to do
 
 
+def test_the_best_epoch_is_kept_also_after_an_interruption(tmp_path: Path) -> None:
+    plan = loop.Plan(epochs=3, batch_size=1, peak=0.1, decay_epochs=1)
+    best = tmp_path / loop.BEST
+
+    def fit(*figures: float) -> Path:
+        torch.manual_seed(2)
+        left = list(figures)
+        return loop.fit(
+            nn.Linear(1, 1),
+            plan.all_once(2),
+            plan,
+            tmp_path,
+            lambda network, *_: network(torch.ones(1, 1)).square().sum(),
+            lambda _: {"figure": left.pop(0)},
+        )
+
+    with pytest.raises(IndexError):
+        fit(0.2, 0.6)
+    kept = load_file(best)
+    assert not all(torch.equal(tensor, kept[name]) for name, tensor in load_file(fit(0.4)).items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in load_file(best).items())
+
+
 def test_temperature_undoes_overconfidence() -> None:
     torch.manual_seed(4)
     logits = torch.randn(4000, 5)
