@@ -186,7 +186,8 @@ class Settings(BaseSettings):
     """Port for requests over plain TCP; 0 chooses a free port. If unset, plain TCP is off."""
 
     tcp_max_connections: AtMostAMillion = 256
-    """Maximum TCP connections per web process; further ones get `overloaded` and are closed."""
+    """Maximum TCP connections per web process. At the limit, a new connection replaces the one that is
+    idle longest; if none is idle, it gets `overloaded` and is closed."""
 
     tcp_idle_timeout_s: Seconds = 60
     """Idle time after which a TCP connection is closed."""
