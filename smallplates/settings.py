@@ -179,6 +179,11 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
 
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which the API may be called while it listens on loopback only,
+    such as those that a reverse proxy on the same machine passes on. `localhost` and addresses are
+    always allowed; other names get 421."""
+
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 chooses a free port."""
 

@@ -19,7 +19,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
-from tests.e2e.services import attempt, check_one_sentence, close, ended
+from tests.e2e.services import check_one_sentence, close, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
