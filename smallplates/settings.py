@@ -224,7 +224,8 @@ class Settings(BaseSettings):
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory limit in bytes for the request bodies that one web process buffers, also while it
     decompresses them; further requests get 503 `overloaded`. Paths that need no key have a second limit
-    of the same size."""
+    of the same size. So have answers over 64 KB until they are sent, or `SERVING_MAX_ANSWER_BYTES` if
+    that is more."""
 
     max_image_pixels: PositiveInt = 52_000_000
     """Maximum width times height of an image, checked before decoding."""

@@ -45,7 +45,7 @@ from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
 from smallplates.web.api.fields import fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
-from smallplates.web.http.body import Body, decode_json, dump_json
+from smallplates.web.http.body import Body, decode_json, dump_json, join_in_turns, json_parts
 from smallplates.web.http.protocol import Connections
 from smallplates.web.http.request_context import (
     RequestContext,
@@ -117,9 +117,8 @@ def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> Non
         raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
-def response(number: int, status: int, content: dict[str, Any]) -> bytes:
-    """Returns a response frame; `number` is the request's id, `content` any JSON object."""
-    text = dump_json(content)
+def response(number: int, status: int, text: bytes) -> bytes:
+    """Returns a response frame; `number` is the request's id, `text` any JSON object."""
     return FRAME.pack(AFTER_LENGTH + len(text), number, status) + text
 
 
@@ -166,9 +165,8 @@ class TcpServer:
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.places.add():
             error = OverloadedError("too many connections")
-            writer.write(
-                response(0, error.status, error_content(error, RequestContext(choose_id(None))))
-            )
+            content = error_content(error, RequestContext(choose_id(None)))
+            writer.write(response(0, error.status, dump_json(content)))
             writer.close()
             self.service.metrics.requests.labels(PATH, str(error.status), error.code, "").inc()
             return
@@ -329,7 +327,8 @@ class Connection:
         except Exception as error:
             problem = to_client_error(error, frame.context)
             status, content = problem.status, error_content(problem, frame.context)
-        await self._send(response(frame.number, status, content))
+        text = await join_in_turns(json_parts(content))
+        await self._send(response(frame.number, status, text))
         frame.context.status = status
 
     def _check_key(self, options: Options) -> None:
