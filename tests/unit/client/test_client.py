@@ -31,6 +31,7 @@ from smallplates.client import (
     UnreachableError,
     UnreadablePhotoError,
     exchange,
+    tcp,
 )
 from smallplates.settings import Settings
 from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, stub_api
@@ -323,7 +324,7 @@ def test_answers_as_large_as_those_of_the_service(
 ) -> None:
     stub.usual = Reply(200, {"vectors": "x" * 5_000_000})
     assert client.call({"text": "soup"}).body == stub.usual.body
-    assert 3 * Settings().max_answer_bytes <= exchange.MAX_ANSWER_BYTES  # a number takes up to 12 bytes
+    assert 3 * Settings().max_answer_bytes <= tcp.MAX_ANSWER_BYTES  # a number takes up to 12 bytes
     monkeypatch.setattr(exchange, "MAX_ANSWER_BYTES", 5_000_000)
     with pytest.raises(InvalidAnswerError):
         client.call({"text": "soup"})
