@@ -19,6 +19,7 @@ from flask_app.forms import label_of
 from flask_app.service import Service
 from flask_app.settings import Settings, read_password
 from flask_app.views import ModelName, Views, answer_error
+from smallplates import host_names
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def create_app(settings: Settings) -> Flask:
     views = Views(settings, api, service, feedback)
     app.url_map.converters["model"] = ModelName
     app.before_request(note_visit)
+    app.before_request(partial(check_host, app, settings.allowed_hosts))
     if settings.password_file is not None:
         app.before_request(partial(check_password, read_password(settings.password_file)))
     app.before_request(partial(note_model, service))
@@ -99,6 +101,13 @@ def note_visit() -> None:
     traceparent = header if TRACEPARENT.fullmatch(header) else None
     client_left = request.environ.get("waitress.client_disconnected", lambda: False)
     g.visit = Visit(g.request_id, traceparent, client_left)
+
+
+def check_host(app: Flask, names: str) -> None:
+    """Raises PageError if only this machine reaches the page, and another site's name points to it."""
+    host = request.headers.get("Host", "")
+    if app.config.get("IS_LOCAL") and not host_names.is_own(host, names):
+        raise PageError("misdirected_request", f"to serve {host[:80]}, add it to UI_ALLOWED_HOSTS")
 
 
 def check_password(password: bytes) -> None:

@@ -26,6 +26,7 @@ STATUSES = {
     # who asks, and how often
     "password_required": 401,
     "cross_origin": 403,
+    "misdirected_request": 421,
     "overloaded": 503,
     # feedback
     "feedback_off": 404,

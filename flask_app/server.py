@@ -54,6 +54,7 @@ class Server:
             listener.channel_class = Channel
             listener.adj.max_announced_bytes = app.config["MAX_CONTENT_LENGTH"]
         self._host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        app.config["IS_LOCAL"] = not self._is_public()
         self._is_guarded = bool(settings.password_file or settings.trusted_proxy)
         self._stopping = False
 

@@ -41,6 +41,11 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     """Address that the page listens on; 0.0.0.0 for all interfaces."""
 
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which the page may be opened while it listens on loopback only,
+    such as those that a reverse proxy on the same machine passes on. `localhost` and addresses are
+    always allowed; other names get 421."""
+
     port: int = Field(default=5000, ge=0, le=65535)
     """Port of the page; 0 chooses a free port."""
 

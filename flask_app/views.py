@@ -233,7 +233,7 @@ def answer_error(views: Views, error: PageError) -> Response:
 
 def is_of_the_form(error: PageError) -> bool:
     """Returns whether an error is about what was sent, and not about the page or who sent it."""
-    others = ("internal_error", "password_required")
+    others = ("internal_error", "password_required", "misdirected_request")
     return isinstance(error, ApiAnswerError) or (error.code in STATUSES and error.code not in others)
 
 

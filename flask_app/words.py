@@ -241,6 +241,7 @@ ERRORS = {
     "cancelled": ("Cancelled.", "Try again whenever you like."),
     "password_required": ("This page needs a password.", "Reload the page and enter it."),
     "cross_origin": ("This request came from another site.", "Open this page and try again here."),
+    "misdirected_request": ("This page has another address.", ""),
     "feedback_off": ("This site does not collect feedback.", "The answer is not affected."),
     "bad_feedback": (
         "This feedback does not match an answer from this page.",

@@ -149,6 +149,10 @@ class UnsupportedMediaTypeError(RequestError, status=415, code="unsupported_medi
     """Content type or encoding is not supported."""
 
 
+class MisdirectedRequestError(RequestError, status=421, code="misdirected_request"):
+    """Host header has a name that is not the service's own."""
+
+
 class InvalidRequestError(RequestError, status=422):
     """Request does not match the schema."""
 

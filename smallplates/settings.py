@@ -179,6 +179,11 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all interfaces."""
 
+    allowed_hosts: str = ""
+    """Names, separated by commas, under which the API may be called while it listens on loopback only,
+    such as those that a reverse proxy on the same machine passes on. `localhost` and addresses are
+    always allowed; other names get 421."""
+
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """Port to listen on; 0 chooses a free port."""
 
@@ -186,7 +191,8 @@ class Settings(BaseSettings):
     """Port for requests over plain TCP; 0 chooses a free port. If unset, plain TCP is off."""
 
     tcp_max_connections: AtMostAMillion = 256
-    """Maximum TCP connections per web process; further ones get `overloaded` and are closed."""
+    """Maximum TCP connections per web process. At the limit, a new connection replaces the one that is
+    idle longest; if none is idle, it gets `overloaded` and is closed."""
 
     tcp_idle_timeout_s: Seconds = 60
     """Idle time after which a TCP connection is closed."""
@@ -218,7 +224,8 @@ class Settings(BaseSettings):
     max_buffered_bytes: PositiveInt = 256 * 1024 * 1024
     """Memory limit in bytes for the request bodies that one web process buffers, also while it
     decompresses them; further requests get 503 `overloaded`. Paths that need no key have a second limit
-    of the same size."""
+    of the same size. So have answers over 64 KB until they are sent, or `SERVING_MAX_ANSWER_BYTES` if
+    that is more."""
 
     max_image_pixels: PositiveInt = 52_000_000
     """Maximum width times height of an image, checked before decoding."""

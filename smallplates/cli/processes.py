@@ -181,8 +181,7 @@ def end_with_parent(parent: int) -> None:
 
 def reachable(host: str) -> str:
     """Returns the address at which this machine reaches a server that listens on `host`."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 compared, not bound
-        return "127.0.0.1"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 compared, not bound
     return f"[{host}]" if ":" in host else host
 
 

@@ -32,8 +32,8 @@ from smallplates.client.errors import (
     UnreachableError,
 )
 from smallplates.client.options import Options
+from smallplates.client.tcp import MAX_ANSWER_BYTES
 
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 4.0  # many servers close an idle connection after 5 s; ours waits longer
 NOT_AS_DOCUMENTED = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
 T = TypeVar("T")

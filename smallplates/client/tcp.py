@@ -15,7 +15,7 @@ REQUEST = struct.Struct(">IIH")  # length of what follows, id, length of the opt
 RESPONSE = struct.Struct(">IIH")  # length of what follows, id, HTTP status
 AFTER_LENGTH = REQUEST.size - 4
 MAX_ID = 2**32 - 1
-MAX_ANSWER_BYTES = 4 * 1024 * 1024
+MAX_ANSWER_BYTES = 1024 * 1024 * 1024  # SERVING_MAX_ANSWER_BYTES, as JSON up to four times as long
 NOT_THE_SERVICE = "the server at this address is not this service"
 
 

@@ -20,6 +20,7 @@ from smallplates.errors import (
     OverloadedError,
     PayloadTooLargeError,
     RejectedError,
+    ServingError,
     UnavailableError,
     WorkerCrashedError,
     WorkerTimeoutError,
@@ -82,6 +83,8 @@ class Slots:
         self._error: Exception | None = None
         self._next_report: asyncio.Future[None] | None = None
         self._answer_bytes = 0
+        self.hold: Callable[[int], None] = lambda _: None
+        """Takes the bytes of the answer so far. May raise ServingError."""
 
     def __enter__(self) -> "Slots":
         """Returns itself; `EngineClient.acquire` has already taken the slots."""
@@ -112,7 +115,6 @@ class Slots:
         while items:
             while self._error or (room := min(len(self._spare), most - len(self._in_use))) <= 0:
                 await self._wait()
-                self.client.check_answer(self._answer_bytes)
             slots = [self._spare.pop() for _ in items[:room]]
             self._in_use.update(zip(slots, self._numbers, strict=False))
             self.client.enqueue(self, slots, signature, items[:room], deadline, bulk)
@@ -124,6 +126,11 @@ class Slots:
         if isinstance(result, ItemResult):
             self._results[number] = result
             self._answer_bytes += sum(array.nbytes for array in result.outputs)
+            try:
+                self.client.check_answer(self._answer_bytes)
+                self.hold(self._answer_bytes)
+            except ServingError as error:
+                self._error = error
             self._spare.append(slot)
         else:
             self._error = result

@@ -4,6 +4,7 @@ Every web process counts its own requests. At each scrape `EngineCollector` read
 which are the same in every web process, from the shared memory.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,8 +12,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
@@ -27,6 +29,54 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_CLASSES = 100  # of a classifier whose predictions are counted by class: each is a series
 MODEL = ("model",)  # label of metrics that are counted per model
 WEB = b"smallplates.web.process"
+FILE_BYTES = 64 * 1024
+ENTRY_BYTES = 32  # of a series besides its name
+
+
+class CountsFile(MmapedDict):
+    """A web process's counts, in a mapped file whose room is reserved before it is used.
+
+    Without room, the kernel would end the process at its first write (SIGBUS). prometheus_client keeps
+    the sums in memory, so a sum for which there is no room yet is complete once it can be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._positions: dict[str, int] = {}
+        self._used = self._capacity = 0
+        self._f: Any = None
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        """Returns a sum and its time; zeros if there is no room for it."""
+        if not self._has_room(key):
+            return 0.0, 0.0
+        found: tuple[float, float] = super().read_value(key)  # type: ignore[no-untyped-call]
+        return found
+
+    def write_value(self, key: str, value: float, timestamp: float) -> None:
+        """Writes a sum, if there is room for it."""
+        if self._has_room(key):
+            super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
+
+    def _has_room(self, key: str) -> bool:
+        """Returns whether the file has a series, or room for it; makes the file larger if it can.
+
+        A new file gets its name when it has room: readers need a whole header.
+        """
+        if key in self._positions or self._used + len(key.encode()) + ENTRY_BYTES <= self._capacity:
+            return True
+        path = self._path if self._capacity else self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self._capacity + max(self._capacity, FILE_BYTES))
+            path.rename(self._path)
+            self.close()  # type: ignore[no-untyped-call]
+            super().__init__(str(self._path))  # type: ignore[no-untyped-call]  # maps it
+            return True
+        return False
+
+
+values.MmapedDict = CountsFile  # type: ignore[attr-defined, assignment]  # for metrics of several processes
 
 
 class Metrics:

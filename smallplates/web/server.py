@@ -74,7 +74,6 @@ class Server(uvicorn.Server):
         self.connections = Connections(
             settings.max_connections, settings.head_timeout_ms / 1000, settings.body_timeout_ms / 1000
         )
-        self.connections.check_head = app.state.check_head
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._listener = listener
@@ -100,6 +99,8 @@ class Server(uvicorn.Server):
             self._listener = bind(self._settings)
             with reserve(self._settings):  # to find out before the models are loaded
                 pass
+        address = ip_address(self._listener.getsockname()[0])
+        self.connections.check_head = partial(self._app.state.check_head, is_local=address.is_loopback)
         try:
             await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
         except ConfigurationError:

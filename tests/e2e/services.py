@@ -121,7 +121,7 @@ def raw_request(url: str, picture: bytes) -> socket.socket:
     """Sends a whole request and leaves its answer unread."""
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname or "", parts.port or 0))
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(picture)}\r\n\r\n"
     connection.sendall(head.encode() + picture)
     return connection
 

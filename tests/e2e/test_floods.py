@@ -26,14 +26,15 @@ SETTINGS = {
     "SERVING_BODY_TIMEOUT_MS": "1000",
 }
 PATIENT = {"SERVING_HEAD_TIMEOUT_MS": "60000", "SERVING_BODY_TIMEOUT_MS": "60000"}
-POST = b"POST /predict HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 SLOW: dict[str, tuple[bytes, bytes]] = {
     "request line": (b"", b"P" * 10_000),
     "headers": (POST, b"x-filler: " + b"y" * 10_000),
     "body": (POST + b"Content-Length: 10000\r\n\r\n", b"z" * 10_000),
     "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nz\r\n" * 2000),
     "v2": (
-        b"POST /v2/models/food_classifier/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n",
+        POST.replace(b"/predict", b"/v2/models/food_classifier/infer")
+        + b"Content-Length: 10000\r\n\r\n",
         b"z" * 10_000,
     ),
     "body after its answer": (
@@ -157,7 +158,7 @@ def flood(connection: socket.socket, data: bytes, most: int) -> int:
         (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x-trailer: " + b"y" * 8000 + b"\r\n"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x-trailer" + b"y" * 8000),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x" * 8000),
-        (b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 200),
+        (b"", b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200),
         (b"", (POST + b"Content-Length: 8000\r\n\r\n" + b"z" * 8000) * 20),
     ],
     ids=["trailers", "one trailer", "chunk extension", "pipeline", "pipelined bodies"],
@@ -172,7 +173,7 @@ def test_what_has_no_end_is_cut_off(url: str, start: bytes, data: bytes) -> None
 def test_who_does_not_read_is_cut_off(url: str) -> None:
     paths = requests.get(f"{url}/docs", timeout=60).text
     script = next(part for part in paths.split('"') if part.endswith("bundle.js"))
-    request = f"GET /{script} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    request = f"GET /{script} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with servers.process_of(url) as process:
         wait_for(lambda: established(process) == 0)
         with connect(url, 4096) as first, connect(url, 4096) as second:

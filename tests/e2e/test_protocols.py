@@ -103,7 +103,9 @@ def test_keys_and_slow_senders(fake_settings: dict[str, str]) -> None:
             assert missing.headers["WWW-Authenticate"] == "Bearer"
             assert ask(url, command(), Authorization="Bearer guest").status_code == 200
             with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as slow:
-                head = f"POST {PATHS[name]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer guest\r\n"
+                head = (
+                    f"POST {PATHS[name]} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer guest\r\n"
+                )
                 slow.sendall(f"{head}Content-Length: 1000\r\n\r\nx".encode())
                 answer = slow.makefile("rb").read().decode()  # to the end: the connection is closed
             assert answer.startswith("HTTP/1.1 408")

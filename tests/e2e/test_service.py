@@ -88,7 +88,10 @@ def test_a_client_that_only_sends_no_more_is_answered(
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
         picture = command(held=True)
-        head = b"POST /predict HTTP/%s\r\nHost: x\r\nContent-Length: %d\r\n" % (version, len(picture))
+        head = b"POST /predict HTTP/%s\r\nHost: localhost\r\nContent-Length: %d\r\n" % (
+            version,
+            len(picture),
+        )
         keep = b"Connection: keep-alive\r\n" if count > 1 else b""
         connection.sendall((head + keep + b"\r\n" + picture) * count)
         wait_for(gate.with_suffix(".held").exists)
@@ -122,7 +125,7 @@ def test_an_admin_body_is_bounded_and_not_read_without_the_key(guarded_url: str)
     path = "/v2/repository/models/food11/load"
     url, parts = f"{guarded_url}{path}", urlsplit(guarded_url)
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as stranger:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n"
         stranger.sendall(head.encode())  # and nothing of the body
         assert stranger.recv(4096).startswith(b"HTTP/1.1 401 ")
     headers = {"Authorization": "Bearer chief"}
@@ -146,7 +149,7 @@ def test_sigterm_refuses_what_is_new_and_answers_what_was_accepted(
     ):
         slow.settimeout(60)
         assert slow.recv(65536).startswith(b"HTTP/1.1 400 ")
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         slow.sendall(head.encode() + b"Expect: 100-continue\r\n\r\n")
         assert slow.recv(65536) == CONTINUE  # so it is admitted
         accepted = senders.submit(predict, url, command(held=True))

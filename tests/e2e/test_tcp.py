@@ -19,7 +19,7 @@ from smallplates.client.tcp import TcpClient
 from smallplates.web.dialects import tcp as frames
 from smallplates.web.http.request_context import HIDDEN
 from tests import pictures, servers
-from tests.e2e.services import attempt, check_one_sentence, close, ended
+from tests.e2e.services import check_one_sentence, close, ended
 from tests.fake.backend import Failure, command
 from tests.servers import wait_for
 
@@ -247,24 +247,27 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(gate: Path) -> None:
         assert busy.receive().status == 200
 
 
-def test_a_flood_of_connections() -> None:
-    with serving(SERVING_TCP_MAX_CONNECTIONS="5") as service, contextlib.ExitStack() as stack:
+def test_a_flood_of_connections(gate: Path) -> None:
+    """Connections that wait for their client make room; those with an unanswered request don't."""
+    limits = {"SERVING_TCP_MAX_CONNECTIONS": "5", "FAKE_GATE": str(gate)}
+    with serving(**limits) as service, contextlib.ExitStack() as stack:
         kept = [stack.enter_context(service.connect()) for _ in range(5)]
         for client in kept:
-            assert client.predict(command()).status == 200
+            client.send(command(held=True))
+        wait_for(lambda: service.metric("serving_free_slots") == 35)
         for _ in range(50):
             with service.raw() as refused:
                 (answer,) = read_answers(refused)
                 assert (answer.id, answer.status, answer.content["code"]) == (0, 503, "overloaded")
-        assert kept[0].predict(command()).status == 200
         wait_for(lambda: service.answered(503, "overloaded") == 50)
-        kept[1].close()
-
-        def accepted() -> bool:
-            with service.connect() as client:
-                return client.predict(command()).status == 200
-
-        wait_for(lambda: attempt(accepted))
+        gate.touch()
+        assert {client.receive().status for client in kept} == {200}
+        unfinished = stack.enter_context(service.raw())
+        unfinished.sendall(frame(command())[:20])  # waits for its client, too
+        silent = [stack.enter_context(service.raw()) for _ in range(50)]
+        with service.connect() as client:
+            assert client.predict(command()).status == 200
+        assert {peer.recv(1) for peer in (unfinished, *silent[:45])} == {b""}
 
 
 def test_nothing_is_left_open(shared: Service) -> None:

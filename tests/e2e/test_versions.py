@@ -62,7 +62,7 @@ def test_versions_are_switched_without_a_failed_request(
 
 def test_a_request_that_has_found_a_version_is_answered_by_it(versions: dict[str, str]) -> None:
     picture = command(class_index=3)
-    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: {len(picture)}\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(picture)}\r\n"
     with (
         fake_service(versions, instances="1", admin_key="chief") as (url, _),
         socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=60) as client,

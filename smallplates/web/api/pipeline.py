@@ -138,6 +138,10 @@ class Pipeline:
         self.reader = BodyReader(settings.max_body_bytes, settings.max_buffered_bytes, body_timeout_s)
         """Reads bodies for all protocols, which share one memory limit."""
 
+        most = max(settings.max_buffered_bytes, settings.max_answer_bytes)
+        self.answers = BodyReader(settings.max_body_bytes, most, body_timeout_s)
+        """Counts large answers until they have been sent, with a separate memory limit."""
+
         self.small_reader = BodyReader(SMALL_BYTES, settings.max_buffered_bytes, body_timeout_s)
         """Reads bodies for paths that need no key, with a separate memory limit."""
 
@@ -233,9 +237,10 @@ class Pipeline:
         """
         target = find if isinstance(find, Target) else await self._find(find, body, options.bulk)
         model = target.model
-        context.model = model.description.name
+        context.model, context.answer = model.description.name, Body(self.answers)
         with model:  # answers requests that have found it, even if it is replaced meanwhile
             async with model.admit(options, target.signature) as slots:
+                slots.slots.hold = context.answer.grow
                 content = await body.decompress()
                 if target.inline_bytes is None or body.size <= target.inline_bytes:
                     call = target.decode(content)

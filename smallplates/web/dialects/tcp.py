@@ -18,8 +18,8 @@ A connection carries any number of requests, and responses are sent as they beco
 While 32 requests of a connection are unanswered, the service stops reading from it. If a client closes
 its sending side, its requests are cancelled. After responding to a wrong key, to a frame that is too
 large or too slow, or to inconsistent lengths, the service closes the connection. It also closes
-connections that are idle for `tcp_idle_timeout_s`. All web processes listen on the same port
-(SO_REUSEPORT).
+connections that are idle for `tcp_idle_timeout_s`. If there are too many connections, a new one replaces
+the one that has waited longest for its client. All web processes listen on the same port (SO_REUSEPORT).
 """
 
 import asyncio
@@ -45,7 +45,8 @@ from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
 from smallplates.web.api.fields import fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
-from smallplates.web.http.body import Body, decode_json, dump_json
+from smallplates.web.http.body import Body, decode_json, dump_json, join_in_turns, json_parts
+from smallplates.web.http.protocol import Connections
 from smallplates.web.http.request_context import (
     RequestContext,
     choose_id,
@@ -116,9 +117,8 @@ def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> Non
         raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
-def response(number: int, status: int, content: dict[str, Any]) -> bytes:
-    """Returns a response frame; `number` is the request's id, `content` any JSON object."""
-    text = dump_json(content)
+def response(number: int, status: int, text: bytes) -> bytes:
+    """Returns a response frame; `number` is the request's id, `text` any JSON object."""
     return FRAME.pack(AFTER_LENGTH + len(text), number, status) + text
 
 
@@ -136,6 +136,7 @@ class TcpServer:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.service = pipeline.service
+        self.places = Connections(self.service.settings.tcp_max_connections)
         self._connections: dict[asyncio.Task[None], Connection] = {}
 
     @asynccontextmanager
@@ -162,18 +163,21 @@ class TcpServer:
                     await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= self.service.settings.tcp_max_connections:
+        if not self.places.add():
             error = OverloadedError("too many connections")
-            writer.write(
-                response(0, error.status, error_content(error, RequestContext(choose_id(None))))
-            )
+            content = error_content(error, RequestContext(choose_id(None)))
+            writer.write(response(0, error.status, dump_json(content)))
             writer.close()
             self.service.metrics.requests.labels(PATH, str(error.status), error.code, "").inc()
             return
         connection = Connection(self, reader, writer)
         task = asyncio.get_running_loop().create_task(connection.run())
         self._connections[task] = connection
-        task.add_done_callback(self._connections.pop)
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self.places.remove()
+        self._connections.pop(task).mark_busy()
 
 
 @dataclass
@@ -192,6 +196,8 @@ class Connection:
         self, server: TcpServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._pipeline = server.pipeline
+        self._mark_idle = partial(server.places.mark_idle, writer.transport)
+        self.mark_busy = partial(server.places.mark_busy, writer.transport)
         self._settings = server.service.settings
         self._reader = reader
         self._writer = writer
@@ -204,6 +210,7 @@ class Connection:
         self._finishing = False
         self._unanswered = 0
         self._free = asyncio.Semaphore(MAX_UNANSWERED)
+        self._mark_idle()
 
     async def run(self) -> None:
         """Serves until the client disconnects, is idle or causes a fatal error, or until `finish`."""
@@ -249,12 +256,15 @@ class Connection:
                 except Exception as error:
                     goes_on = not isinstance(error, FATAL) and await self._skip(frame)
                     answer = partial(self._refuse, error)
+                self.mark_busy()
                 task = self._tasks.create_task(self._respond(frame, answer))
                 task.add_done_callback(partial(close, held.pop_all()))
                 self._arriving = False
 
     def _end(self, frame: Frame) -> None:
         self._unanswered -= 1
+        if not self._unanswered:
+            self._mark_idle()
         self._free.release()
         record(self._pipeline.service.metrics, frame.context, PATH, timed=True)
 
@@ -317,7 +327,8 @@ class Connection:
         except Exception as error:
             problem = to_client_error(error, frame.context)
             status, content = problem.status, error_content(problem, frame.context)
-        await self._send(response(frame.number, status, content))
+        text = await join_in_turns(json_parts(content))
+        await self._send(response(frame.number, status, text))
         frame.context.status = status
 
     def _check_key(self, options: Options) -> None:

@@ -203,11 +203,11 @@ def encode(call: ColumnCall, answer: Answer) -> dict[str, Any]:
     Raises InvalidTensorError.
     """
     outputs = call.entry.outputs
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any] | Array] = {}
     if call.tensors is not None:
         for spec, array in zip(outputs, answer.arrays, strict=True):
             check_finite(spec.name, array)
-            columns[spec.name] = (array if call.entry.is_batched else array[0]).tolist()
+            columns[spec.name] = array if call.entry.is_batched else array[0]
     else:
         for spec in outputs:
             name = spec.field.name if spec.field else spec.name

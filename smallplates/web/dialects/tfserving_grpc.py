@@ -44,7 +44,7 @@ from smallplates.web.grpc.calls import (
     serialise,
 )
 from smallplates.web.grpc.generated import tf_serving_pb2 as pb
-from smallplates.web.http.body import LARGE
+from smallplates.web.http.body import LARGE, PART
 from smallplates.web.inference.served_model import Answer
 
 SIGNATURES = "signature_def"
@@ -155,7 +155,9 @@ def encode(call: ColumnCall, answer: Answer) -> Message:
         if not isinstance(data, list):
             flat = data.astype(DTYPES[spec.datatype], copy=False).ravel()
             values = (flat.view("<u2") if spec.datatype == "FP16" else flat).data  # builds no list
-        getattr(tensor, FIELDS.get(spec.datatype, INT_VALUES)).extend(values)
+        field = getattr(tensor, FIELDS.get(spec.datatype, INT_VALUES))
+        for at in range(0, len(values), PART):  # on a thread, others have their turn in between
+            field.extend(values[at : at + PART])
     return response
 
 
@@ -189,7 +191,9 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
             read = partial(decode, tensors=tensors, entry=entry, most=entry.model.largest_request)
             return Target(entry.model, read, entry.signature, LARGE if sent else None)
 
-        return encode(*await call.infer(target, request, max(request.ByteSize(), size, sent)))
+        work = partial(encode, *await call.infer(target, request, max(request.ByteSize(), size, sent)))
+        is_large = call.request_context.answer.size > 0
+        return await calls.pipeline.service.threads.run(work, False) if is_large else work()
 
     def metadata(request: Message, _: Context) -> Message:
         if set(request.metadata_field) != {SIGNATURES}:

@@ -26,7 +26,7 @@ from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects import torchserve
 from smallplates.web.grpc.calls import Call, Calls, Inference, Message, Method, Methods, not_supported
 from smallplates.web.grpc.generated import torch_serve_pb2 as pb
-from smallplates.web.http.body import SYNTAX, decode_json, dump_json
+from smallplates.web.http.body import SYNTAX, decode_json, dump_json, join_in_turns, json_parts
 
 ALIASES = torchserve.FORM_FIELDS
 MANAGEMENT = (
@@ -71,7 +71,7 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
 
     async def predict(request: Message, call: Call) -> Message:
         answer = torchserve.answers(*await call.infer(target, request, request.ByteSize()))
-        return pb.PredictionResponse(prediction=dump_json(answer))
+        return pb.PredictionResponse(prediction=await join_in_turns(json_parts(answer)))
 
     def ping(_: Message, __: object) -> Message:
         health = torchserve.health(calls.pipeline.service.is_ready)

@@ -132,6 +132,9 @@ class Calls:
                 )
                 if isawaitable(response):
                     response = await response
+                if (answer := request_context.answer) and answer.size:  # counts until it has been sent
+                    request_context.answer = None
+                    context.add_done_callback(answer.__exit__)
             await abort(context, request_context)
             if isinstance(method, Method) and isinstance(response, dict):
                 return ParseDict(response, method.response())

@@ -1,21 +1,24 @@
 """Reads request bodies within limits and encodes responses: JSON, forms, gzip and deflate.
 
 A body that decompresses to more than its limit is refused. The bytes count as held in steps while they
-are decompressed. Called by the protocols.
+are decompressed. A large answer is encoded in parts, while the client reads it. Called by the protocols.
 """
 
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import msgspec
+import numpy as np
 import orjson
 from fastapi import Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, FormParser, parse_options_header
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from smallplates.errors import (
     InvalidBodyError,
@@ -42,6 +45,8 @@ FORBIDDEN = re.compile(r"q *= *0(\.0*)?")  # a weight of zero, RFC 9110
 LARGE = 64 * 1024  # bytes; larger bodies are processed on a thread
 FAST = 1
 WORTH_IT = 512  # bytes; smaller responses fit into one packet anyway
+AT_ONCE = 256 * 1024  # bytes; larger responses are sent in parts
+PART = 16 * 1024  # numbers of an answer that are encoded at a time, which takes a millisecond or two
 
 HALF_SURROGATE = re.compile(rb"\\u(?i:d(?:[89ab]..(?!\\ud[c-f])|[c-f](?<!\\ud[89ab]..\\ud[c-f])))")
 """Begins with plain characters, which a search finds quickly: bodies may have 20 MB."""
@@ -107,7 +112,12 @@ class Body:
         self.size += more
         self._reader.buffered += more
         if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
-            raise OverloadedError("the memory for request bodies is full")
+            raise OverloadedError("the memory for bodies and large answers is full")
+
+    def grow(self, size: int) -> None:
+        """Counts all bytes of an answer that has grown to `size`. Raises OverloadedError."""
+        if size > LARGE:
+            self.hold(size - self.size)
 
     def take(self, content: bytes) -> None:
         """Takes a body that has arrived. Raises PayloadTooLargeError or OverloadedError."""
@@ -205,7 +215,109 @@ def json_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Returns a response with `content`, anything that `dump_json` takes, as application/json."""
-    return Response(dump_json(content), status, headers, "application/json")
+    if weight(content) <= PART:
+        return Response(dump_json(content), status, headers, "application/json")
+    return respond(json_parts(content), status, headers)
+
+
+def respond(
+    parts: Iterable[bytes],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+    encoding: str | None = None,
+) -> Response:
+    """Returns a response, in parts if it is large, and compressed if that is worth it."""
+    start, rest = b"", iter(parts)
+    while len(start) <= AT_ONCE and (part := next(rest, None)) is not None:
+        start += part
+    parts = chain([start], rest)
+    if encoding and len(start) >= WORTH_IT:
+        parts, headers = compress(parts, encoding), {**(headers or {}), "Content-Encoding": encoding}
+    if len(start) > AT_ONCE:
+        return ResponseInParts(parts, status, headers, media_type)
+    return Response(b"".join(parts), status, headers, media_type)
+
+
+class ResponseInParts(Response):
+    """A large response: a part is made when the client has read those before, and others have turns."""
+
+    def __init__(self, parts: Iterable[bytes], *args: Any) -> None:
+        super().__init__(None, *args)  # Any: as of Response
+        self._parts = parts
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Sends the response; with its length to a client of HTTP/1.0. Raises ClientDisconnect."""
+        if scope.get("http_version") == "1.0":
+            self._parts = [part async for part in in_turns(self._parts)]
+            self.headers["content-length"] = str(sum(map(len, self._parts)))
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
+        gone = scope.get("disconnect")
+        async for part in in_turns(self._parts):
+            if gone is not None and gone.done():
+                raise ClientDisconnect
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+async def in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Joins parts until they are worth a write; between two writes, other tasks have their turn."""
+    joined = bytearray()
+    for part in parts:
+        joined += part
+        if len(joined) >= LARGE:
+            yield bytes(joined)
+            joined.clear()
+            await asyncio.sleep(0)
+    yield bytes(joined)
+
+
+async def join_in_turns(parts: Iterable[bytes]) -> bytes:
+    """Returns all parts together; meanwhile, other tasks have their turn."""
+    return b"".join([part async for part in in_turns(parts)])
+
+
+def weight(content: Any) -> int:
+    """Estimates how many numbers and texts some content has; of a long list it looks at a few values."""
+    if isinstance(content, float | int):
+        return 1
+    if isinstance(content, str):
+        return 1 + len(content) // 16
+    if isinstance(content, np.ndarray):
+        return content.size
+    values = [*content.values()] if isinstance(content, dict) else content
+    if not isinstance(values, list | tuple):
+        return 1
+    step = 1 + len(values) // 8
+    return 1 + step * sum(map(weight, values[::step]))
+
+
+def json_parts(content: Any) -> Iterator[bytes]:
+    """Yields the JSON of `dump_json` in parts, each of up to PART numbers."""
+    if weight(content) <= PART or isinstance(content, str):
+        yield dump_json(content)
+    elif isinstance(content, dict):
+        mark = b"{"
+        for key, value in content.items():
+            yield mark + dump_json({key: 0})[1:-2]
+            yield from json_parts(value)
+            mark = b","
+        yield b"}"
+    else:
+        mark, step = b"[", 1
+        if isinstance(content, np.ndarray):
+            step = max(1, PART * len(content) // content.size)
+        for at in range(0, len(content), step):
+            group = content[at : at + step]
+            yield mark
+            if weight(group) <= PART:
+                yield dump_json(group)[1:-1]
+            else:
+                yield from json_parts(group[0])
+            mark = b","
+        yield b"]"
 
 
 class FormPart(NamedTuple):
@@ -311,7 +423,8 @@ def accepted_encoding(header: str | None) -> str | None:
     return None
 
 
-async def compress(body: bytes, encoding: str) -> bytes:
+def compress(parts: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """Compresses a body as gzip or deflate, quickly rather than well."""
-    work = partial(zlib.compress, body, FAST, WINDOW_BITS[encoding])
-    return work() if len(body) <= LARGE else await asyncio.to_thread(work)
+    stream = zlib.compressobj(FAST, zlib.DEFLATED, WINDOW_BITS[encoding])
+    yield from map(stream.compress, parts)
+    yield stream.flush()

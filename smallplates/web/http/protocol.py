@@ -63,7 +63,7 @@ class Connections:
         self.open = 0
         self.draining = False  # shutting down: each connection's newest request is its last
         self.check_head: CheckHead = lambda _: None
-        self._waiting: dict[asyncio.Transport, None] = {}
+        self._waiting: dict[asyncio.WriteTransport, None] = {}
 
     def add(self) -> bool:
         """Counts a new connection; returns False if there is no room and none can be made."""
@@ -75,11 +75,11 @@ class Connections:
         """Removes a connection from the count."""
         self.open -= 1
 
-    def mark_idle(self, connection: asyncio.Transport) -> None:
+    def mark_idle(self, connection: asyncio.WriteTransport) -> None:
         """Notes that the connection waits for its client; if it was waiting, it keeps its place."""
         self._waiting.setdefault(connection)
 
-    def mark_busy(self, connection: asyncio.Transport) -> None:
+    def mark_busy(self, connection: asyncio.WriteTransport) -> None:
         """Notes that the connection has received a whole request, or is gone."""
         self._waiting.pop(connection, None)
 

@@ -10,6 +10,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -56,6 +57,7 @@ class RequestContext:
     model: str = ""  # name of the called model; empty if there is none or it is unknown
     inference: Timings | None = None  # None without inference
     trace_id: str = ""  # of the request's span; empty if tracing is off
+    answer: Any = None  # `Body` that counts the memory of a large answer until it has been sent
 
     @property
     def timings(self) -> dict[str, float]:
@@ -142,6 +144,8 @@ def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) 
     The metrics have `series` instead of the path, since raw paths would create unlimited series. Without
     a response the client is gone.
     """
+    if context.answer is not None:
+        context.answer.__exit__()
     context.status = context.status or CLIENT_GONE
     if context.status == CLIENT_GONE:
         context.code = "client_gone"

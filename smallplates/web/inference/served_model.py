@@ -34,7 +34,7 @@ from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
 from smallplates.tasks.base import Candidate, Fields, LargeInputError, Prepared, Task, result_or_error
 from smallplates.web.inference.admission import Admission, Turns, Waits
-from smallplates.web.inference.thread_pool import ThreadPool
+from smallplates.web.inference.thread_pool import LARGE_BYTES, ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
 
 T = TypeVar("T")
@@ -306,7 +306,9 @@ class ServedModel:
         admission.begin(index, len(inputs[0]), options.timeout_ms)
         await admission.submit(self.signatures[index].items(inputs))
         results = await admission.results()
-        arrays = stack(self.signatures[index], results)
+        work = partial(stack, self.signatures[index], results)
+        size = len(results) * sum(array.nbytes for array in results[0].outputs)
+        arrays = await self._threads.run(work, options.bulk) if size > LARGE_BYTES else work()
         return Answer(self.task, [], arrays, admission.finish(results, self.description.version))
 
     async def _first_part(

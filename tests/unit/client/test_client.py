@@ -30,7 +30,10 @@ from smallplates.client import (
     UnauthorizedError,
     UnreachableError,
     UnreadablePhotoError,
+    exchange,
+    tcp,
 )
+from smallplates.settings import Settings
 from tests.browser.stub_api import LABELS, MODEL, Reply, StubApi, error, ok, stub_api
 from tests.triton_answers import config, failure, outputs
 
@@ -314,6 +317,17 @@ NO_ANSWERS: dict[str, tuple[Callable[[Client], object], list[Any]]] = {
         ],
     ),
 }
+
+
+def test_answers_as_large_as_those_of_the_service(
+    client: Client, stub: StubApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.usual = Reply(200, {"vectors": "x" * 5_000_000})
+    assert client.call({"text": "soup"}).body == stub.usual.body
+    assert 3 * Settings().max_answer_bytes <= tcp.MAX_ANSWER_BYTES  # a number takes up to 12 bytes
+    monkeypatch.setattr(exchange, "MAX_ANSWER_BYTES", 5_000_000)
+    with pytest.raises(InvalidAnswerError):
+        client.call({"text": "soup"})
 
 
 @pytest.mark.parametrize("kind", NO_ANSWERS)

@@ -13,7 +13,13 @@ import pytest
 from smallplates.engine import client as engine_client
 from smallplates.engine.client import EngineClient, ItemResult, Slots, error_for
 from smallplates.engine.memory import EngineFds, Memory, ServiceCounts, SlotLayout, State, slot_of
-from smallplates.errors import InternalError, OverloadedError, RejectedError
+from smallplates.errors import (
+    InternalError,
+    OverloadedError,
+    PayloadTooLargeError,
+    RejectedError,
+    ServingError,
+)
 from smallplates.tasks.image_classification import image_signatures
 
 pytestmark = pytest.mark.anyio
@@ -209,3 +215,27 @@ async def test_an_engine_that_is_given_back_takes_its_requests_out_of_the_count(
         second.acquire()
         first.close()
         assert list(counts.in_flight) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("refused", [PayloadTooLargeError, OverloadedError])
+async def test_an_answer_that_takes_too_much_memory_fails_its_request(
+    monkeypatch: pytest.MonkeyPatch, refused: type[ServingError]
+) -> None:
+    def hold(size: int) -> None:
+        if refused is OverloadedError and size > 24:
+            raise OverloadedError("no room")
+
+    result = ItemResult([np.zeros(3)], 0.0, 0.0, 0.0, 1, True)
+    monkeypatch.setattr(engine_client, "send", lambda *_: None)
+    with clients() as (first, *_):
+        first._max_answer_bytes = 30 if refused is PayloadTooLargeError else 1000
+        with first.acquire(count=2) as slots:
+            slots.hold = hold
+            items = [[np.zeros((2, 2, 3), np.uint8)]] * 2
+            first.memory.batch_cap[0] = 4
+            await slots.submit(0, items, time.monotonic() + 60, bulk=False)
+            for slot in [*slots.indices]:
+                first._requests.pop(slot)
+                slots.report(slot, result)
+            with pytest.raises(refused):
+                await slots.results()

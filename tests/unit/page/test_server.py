@@ -24,7 +24,7 @@ from tests.servers import ROOT, free_port, run, running
 
 PHOTO = SAMPLES[0].read().content
 HEAD = (
-    "POST /classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\n"
+    "POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"
     f"Content-Length: {len(PHOTO)}\r\n\r\n"
 ).encode()
 FORM = "multipart/form-data; boundary=b"
@@ -77,6 +77,17 @@ def ask(
         connection.close()
 
 
+@pytest.mark.parametrize("path", ["/classify", "/", "/healthz", "/nothing"])
+def test_another_name_for_this_machine_is_refused(page: Page, stub: StubApi, path: str) -> None:
+    """Another site's name may point to 127.0.0.1; browsers then let its pages read the answers."""
+    port, _ = page
+    code, body = ask(port, path=path, Host="rebound.example", Accept="application/json")
+    assert (code, json.loads(body)["code"]) == (421, "misdirected_request")
+    assert "UI_ALLOWED_HOSTS" in json.loads(body)["detail"]
+    assert not stub.asked
+    assert ask(port, path=path, Host="localhost:1")[0] != 421
+
+
 def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=60)
 
@@ -118,7 +129,7 @@ def test_idle_connections_give_way(page: Page) -> None:
 
 def test_halves_of_bodies_give_way(page: Page) -> None:
     """Sends more than the server holds in memory: it closes those that wait longest."""
-    head = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
+    head = b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n"
     with ExitStack() as stack:
         first = stack.enter_context(connect(page[0]))
         first.sendall(head + bytes(1_900_000))
@@ -134,7 +145,7 @@ def test_halves_of_bodies_give_way(page: Page) -> None:
 
 def test_a_target_that_cannot_be_read_is_answered(page: Page) -> None:
     with connect(page[0]) as browser:
-        browser.sendall(b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n")
+        browser.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert browser.recv(12) == b"HTTP/1.1 400"
 
 
@@ -181,7 +192,12 @@ def test_a_refusal_waits_for_the_answer_before_it(stub: StubApi, page: Page) -> 
 
 def announcement(size: int, *headers: str) -> bytes:
     """Returns the head of a request whose client waits before it sends the body."""
-    lines = ["POST /classify HTTP/1.1", "Host: x", "Content-Type: image/jpeg", "Expect: 100-continue"]
+    lines = [
+        "POST /classify HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: image/jpeg",
+        "Expect: 100-continue",
+    ]
     return "\r\n".join([*lines, f"Content-Length: {size}", *headers, "", ""]).encode()
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from smallplates.base64 import from_base64
 from smallplates.errors import InvalidRequestError
@@ -326,8 +325,8 @@ def json_numbers(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: in
     return array.reshape(count, *item_shape(spec, shape))
 
 
-def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
-    """Returns the body of an answer, and the length of its JSON if binary tensors follow, else None."""
+def encode(call: ColumnCall, answer: Answer) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+    """Returns an answer's content, and the binary tensors that follow its JSON."""
     outputs, tails = [], []
     for column in columns_of(call, answer):
         output: dict[str, Any] = {"name": column.spec.name, "datatype": column.datatype}
@@ -342,12 +341,11 @@ def encode(call: ColumnCall, answer: Answer) -> tuple[bytes, int | None]:
         outputs.append(output)
     content: dict[str, Any] = {"id": call.id} if call.id else {}
     content |= {"model_name": call.entry.name, "model_version": call.entry.version}
-    head = orjson.dumps(content | {"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return b"".join([head, *tails]), len(head) if tails else None
+    return content | {"outputs": outputs}, tails
 
 
-def pack(column: Column) -> bytes:
+def pack(column: Column) -> bytes | memoryview:
     """Returns an output as binary data."""
     if isinstance(column.data, list):
         return b"".join(LENGTH.pack(len(text)) + text for text in column.data)
-    return column.data.astype(DTYPES[column.datatype], copy=False).tobytes()
+    return column.data.astype(DTYPES[column.datatype], copy=False).reshape(-1).view(np.uint8).data

@@ -106,5 +106,5 @@ def encode(call: ColumnCall, answer: Answer) -> Message:
     for column in columns_of(call, answer):
         name, datatype = column.spec.name, column.datatype
         message.outputs.add(name=name, datatype=datatype, shape=column.shape)
-        message.raw_output_contents.append(pack(column))
+        message.raw_output_contents.append(bytes(pack(column)))
     return message

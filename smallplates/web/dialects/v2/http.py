@@ -1,7 +1,8 @@
 """The Open Inference Protocol over HTTP, as Triton and KServe speak it: all paths under `/v2`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from fastapi import Request, Response
@@ -12,12 +13,13 @@ from smallplates.web.api.documentation import BINARY, example_values
 from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.dialects.v2 import codec, metadata
 from smallplates.web.dialects.v2.repository import INDEX_SCHEMA, Repository, only_ready
+from smallplates.web.http import body as http
 from smallplates.web.http.body import (
     LARGE,
-    WORTH_IT,
     accepted_encoding,
-    compress,
     dump_json,
+    join_in_turns,
+    json_parts,
     json_response,
 )
 from smallplates.web.inference.service import InferenceService
@@ -119,21 +121,19 @@ def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     return [dump_json(value).decode() if spec.field.is_json else value]
 
 
-async def respond(request: Request, body: bytes, json_bytes: int | None) -> Response:
+async def respond(request: Request, content: Any, tails: Sequence[bytes | memoryview]) -> Response:
     """Returns the response, compressed if the client accepts that.
 
-    If binary tensors follow the JSON, `json_bytes` is the JSON's length, which becomes a header.
+    If binary tensors follow the JSON, a header has the JSON's length.
     """
-    headers = {}
-    media_type = "application/json"
-    if json_bytes is not None:
-        headers[codec.HEADER] = str(json_bytes)
-        media_type = "application/octet-stream"
     encoding = accepted_encoding(request.headers.get("accept-encoding"))
-    if encoding and len(body) >= WORTH_IT:
-        body = await compress(body, encoding)
-        headers["Content-Encoding"] = encoding
-    return Response(body, media_type=media_type, headers=headers)
+    parts = json_parts(content)
+    if not tails:
+        return http.respond(parts, encoding=encoding)
+    head = await join_in_turns(parts)
+    slices = (bytes(tail[at : at + LARGE]) for tail in tails for at in range(0, len(tail), LARGE))
+    headers, kind = {codec.HEADER: str(len(head))}, "application/octet-stream"
+    return http.respond(chain([head], slices), 200, headers, kind, encoding)
 
 
 def add_repository_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:

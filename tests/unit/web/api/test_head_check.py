@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -186,6 +187,23 @@ def test_what_takes_the_usual_way(make: Callable[..., Service]) -> None:
     assert b"access-control-allow-origin: https://page" in answered
     assert service.calls == 2
     assert service.answer(request("GET", "/predict", [KEY]), by_head=True).startswith(b"HTTP/1.1 405")
+
+
+@pytest.mark.parametrize("path", ["/predict", "/nothing", "/docs", "/metrics"])
+def test_another_name_for_a_port_of_this_machine(make: Callable[..., Service], path: str) -> None:
+    """Another site's name may point to 127.0.0.1; browsers then let its pages read the answers."""
+    service = make(allowed_hosts="api.example")
+    local = partial(service.app.state.check_head, is_local=True)
+    data = request("GET", path, [KEY])
+    assert not service.answer(data, by_head=True).startswith(b"HTTP/1.1 421")  # any machine reaches it
+    service.app.state.check_head = local
+    called, answered = service.calls, service.answer(data, by_head=True)
+    assert answered.startswith(b"HTTP/1.1 421")
+    assert b'"misdirected_request"' in answered
+    assert b"SERVING_ALLOWED_HOSTS" in answered
+    assert service.calls == called
+    for host in (b"localhost:8000", b"[::1]", b"api.example:443"):
+        assert b" 421 " not in service.answer(data.replace(b"Host: x", b"Host: " + host), by_head=True)
 
 
 def test_a_model_that_leaves_or_drains_is_noticed(make: Callable[..., Service]) -> None:

@@ -15,7 +15,7 @@ from smallplates.errors import DrainingError, InvalidRequestError
 from smallplates.settings import Settings
 from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
 from smallplates.web.http.body import LARGE, Body
-from smallplates.web.http.request_context import RequestContext
+from smallplates.web.http.request_context import RequestContext, record
 from smallplates.web.inference.served_model import RequestOptions
 from smallplates.web.inference.thread_pool import ThreadPool
 
@@ -175,6 +175,23 @@ async def test_a_body_that_is_large_is_searched_for_its_model_on_a_thread(
         body.hold(len(body.content))
         await pipeline.answer(RequestContext("id"), RequestOptions(1000), lambda _: target, body)
     service.threads.run.assert_awaited_once()
+
+
+async def test_a_large_answer_counts_until_the_request_is_recorded(
+    service: MagicMock, model: MagicMock
+) -> None:
+    async def predict(*arguments: Any) -> MagicMock:
+        arguments[-1].slots.hold(LARGE + 1)
+        return MagicMock()
+
+    model.predict.side_effect = predict
+    pipeline, context = Pipeline(service), RequestContext("id", status=200)
+    with Body(pipeline.reader, content=b"body") as body:
+        target = Target(model, lambda _: Call())
+        await pipeline.answer(context, RequestOptions(1000), target, body)
+    assert (pipeline.answers.buffered, pipeline.reader.buffered) == (LARGE + 1, 0)
+    record(service.metrics, context, "/predict", timed=False)
+    assert pipeline.answers.buffered == 0
 
 
 async def test_a_model_that_is_replaced_while_a_thread_finds_it_is_not_called(

@@ -7,11 +7,15 @@ import random
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from smallplates.errors import (
     InvalidBodyError,
@@ -22,13 +26,19 @@ from smallplates.errors import (
     UnsupportedMediaTypeError,
 )
 from smallplates.web.http.body import (
+    AT_ONCE,
     MAX_MEMBERS,
+    PART,
     STEP,
     Body,
     BodyReader,
     compress,
     content_coding,
     decode_json,
+    dump_json,
+    json_parts,
+    json_response,
+    respond,
     unpack,
 )
 
@@ -81,7 +91,7 @@ def test_other_codings_are_refused_with_those_that_are_accepted(headers: list[st
 @settings(max_examples=100)
 @given(data=st.binary(max_size=300), coding=st.sampled_from(["gzip", "deflate"]), cut=st.integers(0, 9))
 def test_a_compressed_body_is_what_was_compressed(data: bytes, coding: str, cut: int) -> None:
-    body = asyncio.run(compress(data, coding))
+    body = b"".join(compress([data[:cut], data[cut:]], coding))
     assert b"".join(unpack(body, coding)) == data
     for broken in (body[: len(body) - cut - 1], body + b"x", *([data] if coding == "gzip" else [])):
         with pytest.raises(InvalidBodyError):
@@ -190,3 +200,102 @@ def test_a_pair_of_surrogates_is_text(text: str) -> None:
 def test_half_a_pair_of_surrogates_is_named(text: str) -> None:
     with pytest.raises(InvalidTextError, match="unpaired"):
         decode_json(msgspec.json.Decoder(str), f'"{text}"'.encode())
+
+
+ROWS = np.arange(20 * PART + 7, dtype=np.float32)
+LARGE_CONTENTS: list[Any] = [
+    ROWS,
+    ROWS.reshape(-1, 1),
+    ROWS[: 3 * PART].reshape(3, 1, PART),
+    ROWS[: 2 * PART].astype(np.float16).reshape(1, 1, 2 * PART),
+    ROWS % 2 == 0,
+    [ROWS, [], {}, ROWS[:5]],
+    {"a": [1, 2**60], "b \u2603": ROWS, 'c"': {}, "d": [{"e": ROWS}]},
+    [{"label": "x" * 40, "score": 0.5, "none": None}] * PART,
+    ({"index": index, "embedding": ROWS[:900]} for index in range(50)),
+    ["x" * 16 * PART, ["y" * 20] * PART],
+    "x" * 17 * PART,
+]
+
+
+@pytest.mark.parametrize("content", LARGE_CONTENTS, ids=range(len(LARGE_CONTENTS)))
+def test_the_parts_of_a_large_answer_are_its_json(content: Any) -> None:
+    content = content if isinstance(content, list | dict | str | np.ndarray) else [*content]
+    parts = [*json_parts(content)]
+    assert msgspec.json.decode(b"".join(parts)) == msgspec.json.decode(dump_json(content))
+    if isinstance(content, np.ndarray):
+        assert max(part.count(b",") for part in parts) <= PART
+
+
+@settings(max_examples=200)
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=9), st.lists, max_leaves=9))
+def test_a_small_answer_has_one_part(content: Any) -> None:
+    assert [*json_parts(content)] == [dump_json(content)]
+    assert bytes(json_response(content).body) == dump_json(content)
+
+
+async def messages(scope: dict[str, Any], encoding: str | None = None) -> list[Message]:
+    """What a large response sends."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing to receive")
+
+    await respond(json_parts(ROWS), encoding=encoding)({"type": "http", **scope}, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("encoding", [None, "gzip"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_large_answer_is_sent_in_parts(version: str, encoding: str | None) -> None:
+    """A client of HTTP/1.0 does not know chunks: it needs the length."""
+    head, *rest = asyncio.run(messages({"http_version": version}, encoding))
+    body, headers = b"".join(each.get("body", b"") for each in rest), dict(head["headers"])
+    assert (b"content-length" in headers) is (version == "1.0")
+    assert headers.get(b"content-length", b"%d" % len(body)) == b"%d" % len(body)
+    assert headers.get(b"content-encoding", b"").decode() == (encoding or "")
+    assert (b"".join(unpack(body, encoding)) if encoding else body) == dump_json(ROWS)
+    assert len(body) > AT_ONCE or encoding
+
+
+def test_others_have_their_turn_while_a_large_answer_is_sent() -> None:
+    async def main() -> int:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(other())
+        await messages({})
+        task.cancel()
+        return turns
+
+    assert asyncio.run(main()) > 3
+
+
+def test_nothing_is_encoded_for_a_client_that_has_left() -> None:
+    async def main() -> None:
+        gone = asyncio.get_running_loop().create_future()
+        gone.set_result(None)
+        with pytest.raises(ClientDisconnect):
+            await messages({"disconnect": gone})
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_counts_as_held_and_a_small_one_does_not() -> None:
+    reader = BodyReader(MB, MB, 20)
+    with Body(reader) as first, Body(reader) as second:
+        first.grow(MB // 2)
+        first.grow(MB)
+        second.grow(1000)
+        assert reader.buffered == MB
+        with pytest.raises(OverloadedError):
+            second.grow(MB)
+    assert reader.buffered == 0

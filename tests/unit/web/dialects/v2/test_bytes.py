@@ -21,6 +21,7 @@ from smallplates.web.api.columns import ColumnCall
 from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import codec, grpc_messages
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
+from smallplates.web.http.body import dump_json
 from smallplates.web.inference.served_model import Answer
 from tests import pictures
 from tests.unit.web.api.entries import MOST, requests
@@ -128,11 +129,11 @@ def test_answers_are_bytes_if_binary_and_base64_in_json(kind: type[BaseModel], c
     text = kind.model_construct(file=[content] if kind is SEVERAL else content).model_dump_json()
     answer: Any = Answer(task, [[json.loads(text)]], [], Timings(0, 0, 0))
     (call, _, by_grpc, *_) = calls_of(entry, "FILE", [b"x"])
-    (output,) = json.loads(codec.encode(call, answer)[0])["outputs"]
+    (output,) = codec.encode(call, answer)[0]["outputs"]
     assert base64.urlsafe_b64decode(output["data"][0].replace("+", "-").replace("/", "_")) == content
     assert grpc_messages.encode(by_grpc, answer).raw_output_contents[0] == framed([content])
     call.outputs[0].binary = True
-    assert codec.encode(call, answer)[0].endswith(framed([content]))
+    assert codec.encode(call, answer)[1] == [framed([content])]
 
 
 @pytest.mark.parametrize("content", [pictures.jpeg(), pictures.sixteen_bit_png()], ids=["jpeg", "png"])
@@ -168,14 +169,16 @@ def columns_by_name(task: PythonRequests, candidates: list[dict[str, Any]], *nam
     body = {"inputs": [tensor], "outputs": [{"name": name} for name in names]}
     call = codec.decode(json.dumps(body).encode(), None, entry, 4)
     answer: Any = Answer(task, [[candidate] for candidate in candidates], [], Timings(0, 0, 0))
-    found = {output["name"]: output for output in json.loads(codec.encode(call, answer)[0])["outputs"]}
+    outputs = json.loads(dump_json(codec.encode(call, answer)[0]))["outputs"]
+    found = {output["name"]: output for output in outputs}
     by_grpc = grpc_messages.encode(call, answer)
     assert [output.name for output in by_grpc.outputs] == [*found]
     assert len(by_grpc.raw_output_contents) == len(found)
     for output in call.outputs:
         output.binary = True
-    encoded, length = codec.encode(call, answer)
-    assert [output["name"] for output in json.loads(encoded[:length])["outputs"]] == [*found]
+    encoded, tails = codec.encode(call, answer)
+    assert [output["name"] for output in encoded["outputs"]] == [*found]
+    assert len(tails) == len(found)
     return {name: output["data"] for name, output in found.items()}
 
 

@@ -21,6 +21,7 @@ from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import grpc_messages
 from smallplates.web.dialects.v2.codec import decode, encode
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
+from smallplates.web.http.body import dump_json
 from smallplates.web.inference.served_model import Answer, Input, RequestOptions
 from tests.unit.web.api.entries import ARRAY, MOST, PHOTO, TEXTS, tensors
 
@@ -86,7 +87,7 @@ def test_null_means_left_out(more: dict[str, Any], of_input: dict[str, Any]) -> 
     assert (call.id, call.timeout_us, call.candidates) == ("", 0, 1)
     assert call.outputs == [Output(ARRAY.outputs[0])]
     answer = Answer(Mock(), [], [np.ones((1, 2), np.float32)], Timings(0, 0, 0))
-    body, _ = encode(call, answer)
+    body = dump_json(encode(call, answer)[0])
     assert json.loads(body)["outputs"][0]["data"] == [1, 1]
     assert b"null" not in body
 
@@ -188,7 +189,7 @@ def classes_of(array: Any, count: int, labels: list[str], batched: bool = True) 
     values = {"i": np.zeros((len(array), 3, 2, 2), np.float32)}
     wanted = [Output(ARRAY.outputs[0], classes=count)]
     call = call_of(ARRAY, len(array), values, outputs=wanted, shape=shape)
-    (output,) = json.loads(encode(call, answer)[0])["outputs"]
+    (output,) = json.loads(dump_json(encode(call, answer)[0]))["outputs"]
     message = grpc_messages.encode(call, answer)
     elements = [text.encode() for text in output["data"]]
     assert message.raw_output_contents[0] == b"".join(len(e).to_bytes(4, "little") + e for e in elements)
@@ -243,7 +244,7 @@ def test_an_output_has_the_numbers_of_its_shape(
     answer = Answer(Mock(), candidates, [rows], Timings(0, 0, 0))
     data: Any = {"i": np.zeros((count, 1)), "TEXT": ["soup"] * count}
     call = call_of(entry, count, data, outputs=[Output(output)], shape=sent)
-    (found,) = json.loads(encode(call, answer)[0])["outputs"]
+    (found,) = json.loads(dump_json(encode(call, answer)[0]))["outputs"]
     assert (found["shape"], found["data"]) == ([*leading, 2], rows.ravel().tolist())
     assert [*grpc_messages.encode(call, answer).outputs[0].shape] == found["shape"]
 
