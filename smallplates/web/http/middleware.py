@@ -79,9 +79,9 @@ class RequestMiddleware:
         try:
             if cycle and (found := self._found.get((scope["method"], scope["path"]))):
                 response = await self._response(scope, receive, *found)
-                if (body := getattr(response, "body", None)) is not None:
-                    added = self.headers(context, response.status_code)
-                    await cycle.respond(response.status_code, [*response.raw_headers, *added], body)
+                if type(response).__call__ is Response.__call__:  # others send their body in parts
+                    added, status = self.headers(context, response.status_code), response.status_code
+                    await cycle.respond(status, [*response.raw_headers, *added], bytes(response.body))
                     return
                 answer: ASGIApp = response
             else:
