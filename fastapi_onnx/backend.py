@@ -1,6 +1,7 @@
 """Backend for ONNX files, on a CPU or a CUDA GPU; the engine's workers load and call it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import onnxruntime as ort
 from fastapi_onnx import graph_file
 from fastapi_onnx.independence import with_compared_items
 from fastapi_onnx.largest_items import with_larger_limits
-from fastapi_onnx.network import FP32, INT8, Network, signature_of
+from fastapi_onnx.network import FP32, INT8, Network, batch_note, signature_of
 from fastapi_onnx.sessions import OnnxRuntimeSession
 from smallplates.engine.backend import BackendInfo
 from smallplates.errors import ConfigurationError, library_errors
@@ -57,10 +58,11 @@ class OnnxBackend:
                 fallback = str(error)
         self._network = network = network or Network.on_cpu(model, settings, scratch)
         if isinstance(network, Network):
-            return network.info(device, fallback)
-        return BackendInfo(
-            OnnxRuntimeSession.library, device, provider, network.precision, network.reason, fallback
-        )
+            info = network.info(device, fallback)
+        else:
+            library = OnnxRuntimeSession.library
+            info = BackendInfo(library, device, provider, network.precision, network.reason, fallback)
+        return replace(info, batch_note=batch_note(model, info.precision, scratch))
 
     def infer(self, signature: Signature, inputs: Sequence[Array]) -> Sequence[Array]:
         """Computes a batch, see `Backend.infer`."""

@@ -5,6 +5,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from fastapi_onnx import graph_file
+from fastapi_onnx import batch_axis, graph_file
 from fastapi_onnx.normalisation import PIXELS, TENSOR, with_two_inputs
 from fastapi_onnx.openvino_session import (
     OPENVINO,
@@ -22,7 +23,7 @@ from fastapi_onnx.openvino_session import (
 )
 from fastapi_onnx.pooling import needs_vectors, with_vectors
 from fastapi_onnx.sessions import ONNX_RUNTIME, OnnxRuntimeSession, Session, cpu_session
-from fastapi_onnx.signature import graph_signature
+from fastapi_onnx.signature import forget_weights, graph_signature, read_graph
 from smallplates.engine.backend import BackendInfo, Trial
 from smallplates.errors import ConfigurationError, library_errors
 from smallplates.models.description import Kind
@@ -199,6 +200,23 @@ def signature_of(model: Model, scratch: Path | None = None) -> Signature:
     return SIGNATURE.validate_python(shared_choice(scratch, "signature", read))
 
 
+def batch_note(model: Model, precision: str, scratch: Path | None, size: int = 0) -> str:
+    """Returns why items may depend on each other in a precision's file, which all instances read once.
+
+    It is empty if none does, or if the signature says it. `size` is the batch's if it is fixed.
+    """
+    is_int8 = precision == "int8"
+    if kind_of(model.description.task).plain_graph and not (is_int8 and model.has(FP32)):
+        return ""
+
+    def read() -> str:
+        graph = read_graph(model.file(INT8 if is_int8 else FP32), model)
+        forget_weights(graph.graph)
+        return batch_axis.objection(graph, size)
+
+    return shared_choice(scratch, f"batch-{'int8' if is_int8 else 'fp32'}", read)
+
+
 def graph_path(model: Model) -> Path:
     """Returns the file that says how the model's graph is called. Raises ConfigurationError."""
     only_int8 = model.has(INT8) and not model.has(FP32)
@@ -218,13 +236,21 @@ def cpu_choice(model: Model, signature: Signature, settings: Settings, scratch: 
     if settings.cpu_runtime == "auto" and "float64" in types:
         objection = objection or "OpenVINO computes float64 in fp32"
 
+    candidates = cpu_candidates(model, settings, objection)
+    if signature.batch_size > 1:  # a batch is filled up to it
+        note = partial(batch_note, model, "int8", scratch, signature.batch_size)
+        candidates = [
+            replace(each, refusal=each.refusal or note()) if each.precision == "int8" else each
+            for each in candidates
+        ]
+
     def load(candidate: Candidate) -> Infer:
         shared = scratch if candidate.runtime == OPENVINO else None  # ONNX Runtime opens a graph quickly
         session = open_candidate(model, candidate, settings, shared)
         return Network(model, session, signature=signature).outputs_to_compare
 
     return choose(
-        cpu_candidates(model, settings, objection),
+        candidates,
         settings,
         scratch,
         load,

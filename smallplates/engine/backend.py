@@ -72,6 +72,9 @@ class BackendInfo:
     length_step: int = 1
     """Padded lengths are rounded up to a multiple of it, for runtimes that prepare each new shape."""
 
+    batch_note: str = ""
+    """Why each item is computed alone although the signature allows batches; empty if it is not."""
+
 
 class Backend(Protocol):
     """One model on one device; `load` does the work, not the constructor."""

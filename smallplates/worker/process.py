@@ -80,7 +80,7 @@ class Worker:
         backend, info = self._load_backend(model, settings)
         executor.backend, executor.length_step = backend, info.length_step
         declared = backend if isinstance(backend, DeclaredBackend) else None
-        on_gpu, cap = info.device != "cpu", memory.batch_cap[0]
+        on_gpu, cap = info.device != "cpu", 1 if info.batch_note else memory.batch_cap[0]
         if declared and not cap:
             cap = declared.batch_cap
         sizes = batch_sizes.sizes(settings, info.device, cap)

@@ -234,7 +234,7 @@ class ServedModel:
             "web_processes_reason": report.web_processes_reason,
             "max_batch_size": memory.smallest_cap or report.batch_cap,
             "batched": first.is_batched,
-            "batch_note": first.batch_note or None,
+            "batch_note": first.batch_note or report.info.batch_note or None,
             "batch_ms": {str(size): ms for size, ms in report.batch_ms.items()},
             "idle_threads": report.single_request_threads,
             "gpus": [asdict(figures) for figures in gpu_monitor.figures(memory)],

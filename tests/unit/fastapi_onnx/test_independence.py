@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -239,6 +240,18 @@ def test_rounding_does_not_count_if_the_first_items_are_all_but_zero(tmp_path: P
     assert described(made, tmp_path).is_batched
 
 
+def test_numbers_that_a_batch_rounds_otherwise_are_no_dependence(tmp_path: Path) -> None:
+    rounding = np.where(np.arange(512) > 0, 0.01, 0).astype(np.float32)[:, None]
+    nodes = [
+        node("Shape", "x", "size", start=0, end=1),
+        node("Sub", "size one", "last"),
+        node("Gather", "rounding last", "more"),
+        node("Add", "x more", "y"),
+    ]
+    made = graph(nodes, "N", TensorProto.FLOAT, rounding=rounding, one=[1])
+    assert described(made, tmp_path).is_batched
+
+
 def test_whole_numbers_differ_enough(tmp_path: Path) -> None:
     for kind in (TensorProto.INT64, TensorProto.FLOAT):
         shaped = [value("x", kind, ["N"])], [value("y", kind, ["N"])]
@@ -442,9 +455,24 @@ def test_a_loop_whose_end_all_items_choose_shares_no_batch(tmp_path: Path, batch
         ([node("TopK", "x columns", "n places", axis=0)], False),
         ([node("TopK", "x columns", "n places")], True),
         ([node("CumSum", "x rows", "n")], False),
+        ([node("Transpose", "x", "t"), node("Unsqueeze", "t rows", "u"), node("GlobalMaxPool", "u", "p"),
+          node("Squeeze", "p rows", "s"), node("Transpose", "s", "n")], False),
+        ([node("Transpose", "x", "t"), node("Unsqueeze", "t columns", "u"),
+          node("GlobalMaxPool", "u", "p"), node("Squeeze", "p", "n")], False),
+        ([node("Unsqueeze", "x columns", "u"), node("GlobalMaxPool", "u", "p"),
+          node("Squeeze", "p columns", "n")], True),
+        ([node("QuantizeLinear", "x scale nothing", "q"),
+          node("DequantizeLinear", "q scale nothing", "d"),
+          node("Softmax", "d", "n", axis=0)], False),
+        ([node("QuantizeLinear", "x scale nothing", "q"),
+          node("DequantizeLinear", "q scale nothing", "d"),
+          node("Softmax", "d", "n")], True),
+        ([node("DynamicQuantizeMatMul", "x matrix scale nothing", "n", domain="com.microsoft")], False),
+        ([node("NoSuchOperator", "x", "n", domain="elsewhere")], False),
     ],
     ids=["all", "rows", "both", "none", "columns", "shape", "training", "inference", "top", "row top",
-         "sums"],
+         "sums", "pool", "pool of rows", "pool of columns", "quantised", "rows quantised", "dynamic",
+         "unknown"],
 )  # fmt: skip
 def test_a_threshold_for_all_items_shares_no_batch(
     tmp_path: Path, nodes: Sequence[onnx.NodeProto], batched: bool
@@ -458,10 +486,17 @@ def test_a_threshold_for_all_items_shares_no_batch(
         "both": [-2, -1],
         "columns": [1],
         "ones": np.ones(4, np.float32),
+        "scale": np.float32(0.05),
+        "nothing": np.uint8(128),
+        "matrix": np.ones((4, 4), np.uint8),
     }
-    signature = described(graph([*nodes, *end], "N", TensorProto.FLOAT, **weights), tmp_path)
+    made = graph([*nodes, *end], "N", TensorProto.FLOAT, **weights)
+    made.opset_import.extend(helper.make_opsetid(name, 1) for name in ("com.microsoft", "elsewhere"))
+    signature = described(made, tmp_path)
     assert signature.is_batched is batched
     assert bool(signature.batch_note) is not batched
+    operators = [f"({part.op_type})" for part in nodes]
+    assert batched or any(operator in signature.batch_note for operator in operators)
 
 
 def test_texts_that_choose_a_branch_together_are_computed_alone(tmp_path: Path) -> None:
@@ -507,3 +542,36 @@ def test_what_a_function_computes_from_all_items_counts(tmp_path: Path) -> None:
     signature = described(made, tmp_path)
     assert not signature.is_batched
     assert "(ReduceSum)" in signature.batch_note
+
+
+def dynamic(made: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph with its first node's output in int8, by a scale of the whole batch."""
+    output = made.graph.node[0].output[0]
+    made.graph.node[0].output[0] = "before"
+    made.graph.node.insert(1, node("DynamicQuantizeLinear", "before", "q scale zero"))
+    made.graph.node.insert(2, node("DequantizeLinear", "q scale zero", output))
+    return made
+
+
+def test_texts_with_scales_of_the_whole_batch_are_computed_alone(tmp_path: Path) -> None:
+    folder = exports.saved(tmp_path / "made", exports.word_piece(), {})
+    graphs.saved(dynamic(onnx.load(folder / "model.onnx")), folder)
+    signature = graphs.compared(Model.read(folder))
+    assert (signature.is_batched, signature.batch_size) == (True, 1)
+    assert "(DynamicQuantizeLinear)" in signature.batch_note
+
+
+def test_the_int8_file_of_a_graph_is_looked_at_too(tmp_path: Path) -> None:
+    def load(batch: int | str, precision: Literal["fp32", "int8"]) -> str:
+        folder = tmp_path / f"{batch}"
+        nodes = [node("Mul", "x two", "z"), node("Abs", "z", "y")]
+        made = graph(nodes, batch, TensorProto.FLOAT, two=np.float32(2))
+        graphs.saved(made, folder)
+        onnx.save(dynamic(made), folder / "model_quantized.onnx")
+        settings = Settings(device="cpu", cpu_runtime="onnxruntime", precision=precision)
+        return OnnxBackend().load(Model.read(folder), settings).batch_note
+
+    assert load("N", "fp32") == ""
+    assert "(DynamicQuantizeLinear)" in load("N", "int8")
+    with pytest.raises(ConfigurationError, match="DynamicQuantizeLinear"):
+        load(2, "int8")
