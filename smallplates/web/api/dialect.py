@@ -4,6 +4,7 @@ A route calls its handler without FastAPI's parsing; FastAPI only documents it. 
 adds a dialect as an entry point in the group `smallplates.dialects`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -121,6 +122,10 @@ class Route(APIRoute):
     claim: Claim | None = None  # what it answers if an earlier dialect has its path
     claims: Sequence[Claim] = ()  # what other dialects answer on its path
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: FastAPI's
+        super().__init__(*args, **kwargs)
+        self._shared: dict[tuple[str, ...], asyncio.Task[Response]] = {}
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path has matched, or raises 405 for an unsupported method."""
         if scope["method"] not in (self.methods or ()):
@@ -129,10 +134,27 @@ class Route(APIRoute):
             use = " or ".join(each for each in allowed if each != "HEAD")
             detail = f"{scope['method'][:80]} is not supported at this path; use {use}"
             raise HTTPException(405, detail, headers={"Allow": ", ".join(allowed)})
-        takes_request = self.dependant.request_param_name is not None
-        given = {"request": Request(scope, receive)} if takes_request else {}
-        response = await self.endpoint(**given, **scope["path_params"])
+        if self.dependant.request_param_name is None:
+            response = await self._share(scope["path_params"])
+        else:
+            response = await self.endpoint(request=Request(scope, receive), **scope["path_params"])
         await response(scope, receive, send)
+
+    async def _share(self, parameters: Mapping[str, str]) -> Response:
+        """Returns the response to all requests with these parameters that wait for it.
+
+        One that comes after the handler has started gets a newer response.
+        """
+        key = tuple(parameters.values())
+
+        async def respond() -> Response:
+            del self._shared[key]
+            response: Response = await self.endpoint(**parameters)
+            return response
+
+        if key not in self._shared:
+            self._shared[key] = asyncio.create_task(respond())
+        return await asyncio.shield(self._shared[key])
 
 
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
