@@ -14,6 +14,7 @@ from smallplates.web.api.dialect import Route
 from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.http.body import dump_json
+from smallplates.web.http.request_context import check_keys
 
 FILES = "static-offline-docs"
 """Path of the page's files, relative to the page: a proxy may put a prefix before all paths."""
@@ -56,6 +57,7 @@ class Swagger:
 
     async def document(self, request: Request) -> Response:
         """Returns the document, made anew on a thread if the models have changed."""
+        check_keys([name for name, _ in request.headers.raw])
         self._pipeline.check_headers(request.headers)
         service = self._pipeline.service
         async with self._making:

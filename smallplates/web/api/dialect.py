@@ -22,7 +22,7 @@ from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
 from smallplates.web.api.pipeline import Claim, Pipeline, Target
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
-from smallplates.web.http.request_context import RequestContext
+from smallplates.web.http.request_context import RequestContext, check_keys
 
 
 class Named(msgspec.Struct):
@@ -127,13 +127,17 @@ class Route(APIRoute):
         self._shared: dict[tuple[str, ...], asyncio.Task[Response]] = {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
+        """Answers a request whose path has matched.
+
+        Raises 405 for an unsupported method, RequestError for several keys.
+        """
         if scope["method"] not in (self.methods or ()):
             same = (each for each in scope["app"].routes if getattr(each, "path", None) == self.path)
             allowed = sorted(method for each in same for method in each.methods)
             use = " or ".join(each for each in allowed if each != "HEAD")
             detail = f"{scope['method'][:80]} is not supported at this path; use {use}"
             raise HTTPException(405, detail, headers={"Allow": ", ".join(allowed)})
+        check_keys([name for name, _ in scope["headers"]])
         if self.dependant.request_param_name is None:
             response = await self._share(scope["path_params"])
         else:

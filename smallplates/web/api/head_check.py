@@ -15,7 +15,7 @@ from smallplates.web.api.dialect import error_shape
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.http.middleware import AccessLogMiddleware, ErrorShape
 from smallplates.web.http.protocol import Refusal
-from smallplates.web.http.request_context import RequestContext, to_client_error
+from smallplates.web.http.request_context import RequestContext, check_keys, to_client_error
 
 ADMISSION = {
     name.encode(): name for name in ("authorization", "api-key", "x-request-timeout-ms", "x-priority")
@@ -38,6 +38,7 @@ def refusal(scope: Scope, pipeline: Pipeline, log: AccessLogMiddleware) -> Refus
     scope["route"], model, signature = known
     name = ""
     try:
+        check_keys([key for key, _ in scope["headers"]])
         named = {ADMISSION[n]: headers[n].decode("latin-1") for n in ADMISSION if n in headers}
         options = pipeline.admit(named)
         name = model.description.name

@@ -8,13 +8,14 @@ import asyncio
 import random
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from starlette.exceptions import HTTPException
 
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InternalError, ServingError, by_status
+from smallplates.errors import InternalError, RequestError, ServingError, by_status
 from smallplates.logging import LEVELS, logger
 from smallplates.web.metrics import Metrics
 
@@ -37,6 +38,8 @@ QUIET_PATHS = {
 NO_PATH = "Not Found"
 """All that the web framework says about a path that no route has."""
 
+KEY_HEADERS = (b"authorization", b"api-key")
+MAX_PATH = 500  # characters in the log and in traces
 LINES_A_SECOND = 20
 VALID_ID = re.compile(r"[!-~]{1,128}")
 IDS = random.Random()
@@ -81,6 +84,15 @@ def choose_id(offered: bytes | None) -> str:
     """Returns the client's X-Request-ID if it is harmless, else a new one."""
     text = (offered or b"").decode("latin-1")
     return text if VALID_ID.fullmatch(text) else f"{IDS.getrandbits(128):032x}"
+
+
+def check_keys(names: Sequence[bytes]) -> None:
+    """Checks the names of a request's headers. Raises RequestError if one with a key occurs twice.
+
+    A proxy could check one key, and the service the other.
+    """
+    if any(names.count(name) > 1 for name in KEY_HEADERS):
+        raise RequestError("send one key: a header with a key occurs twice")
 
 
 class Refusals:
@@ -152,7 +164,7 @@ def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) 
         "request",
         request_id=context.request_id,
         method=context.method,
-        path=context.path,
+        path=context.path[:MAX_PATH],
         status=context.status,
         code=context.code,
         client=context.client,

@@ -215,9 +215,11 @@ def test_the_document_is_made_once_for_the_models_in_service_and_needs_the_key(
         guest = {"Authorization": "Bearer sesame"}
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            for headers in ({}, {"api-key": "thief"}):
+            for headers in ([], [("api-key", "thief")]):
                 answer = await client.get("/openapi.json", headers=headers)
                 assert answer.json()["code"] == "unauthorized"
+            two = [*guest.items(), ("api-key", "sesame"), ("api-key", "thief")]
+            assert (await client.get("/openapi.json", headers=two)).status_code == 400
             assert not threads
             await client.get("/docs")
             for count in (1, 2):
@@ -228,3 +230,20 @@ def test_the_document_is_made_once_for_the_models_in_service_and_needs_the_key(
 
     asyncio.run(ask())
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("header", ["Authorization", "api-key"])
+@pytest.mark.parametrize("path", ["/predict", "/v1/embeddings", "/v2/repository/models/food11/load"])
+def test_several_keys_are_refused(monkeypatch: pytest.MonkeyPatch, path: str, header: str) -> None:
+    """A proxy might have checked another one."""
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(api_key="sesame", admin_key="chief"), BACKEND)
+
+    async def ask(*keys: str) -> int:
+        headers = [(header, f"Bearer {key}") for key in keys]
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.post(path, headers=headers, content=b"{}")).status_code
+
+    assert asyncio.run(ask("chief", "sesame")) == 400
+    assert asyncio.run(ask("sesame", "sesame")) == 400

@@ -60,3 +60,10 @@ def test_probes_that_are_refused_are_no_news(path: str, capfd: pytest.CaptureFix
     record(metrics, 503, path)
     record(metrics, 500, path)
     assert [json.loads(line)["status"] for line in capfd.readouterr().err.splitlines()] == [500]
+
+
+def test_long_paths_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings())
+    record(Metrics(), 200, "/" + "x" * 60_000)
+    (line,) = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert line["path"] == "/" + "x" * (request_context.MAX_PATH - 1)
