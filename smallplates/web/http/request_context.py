@@ -132,7 +132,7 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
             path = context.path[:80]
             clean = re.sub("/+", "/", path).rstrip("/")
             hint = "" if clean in (path, "") else f"write {clean}, without the extra slash; "
-            detail = f"there is no path {path}; {hint}/docs lists all paths"
+            detail = f"there is no path {path}; {hint}/docs lists the paths"
         error = by_status(error.status_code, detail, error.headers)
     elif not isinstance(error, ServingError):
         logger().error("request failed", exc_info=error, request_id=context.request_id)

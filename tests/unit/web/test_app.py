@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from smallplates.errors import ConfigurationError, NotFoundError, ServingError
-from smallplates.models.folder import configured_models, stored_models
+from smallplates.models.folder import Model, configured_models, stored_models
 from smallplates.service import serve
 from smallplates.settings import Settings
 from smallplates.supervision.cluster import Cluster
@@ -21,6 +21,7 @@ from smallplates.web.api.dialect import Route
 from smallplates.web.app import create_app
 from smallplates.web.sockets import cannot_listen
 from tests.fake import BACKEND
+from tests.unit.web.inference.test_served_model import served
 
 
 @pytest.mark.parametrize(
@@ -230,6 +231,33 @@ def test_the_document_is_made_once_for_the_models_in_service_and_needs_the_key(
 
     asyncio.run(ask())
     assert threading.main_thread() not in threads
+
+
+def test_the_document_has_what_the_model_in_service_can_do(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(), BACKEND)
+
+    async def ask() -> dict[str, Any]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            document: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return document
+
+    assert asyncio.run(ask())["info"]["title"] == "Model server"
+    app.state.service.models = {"food11": served(model, "cpu", 5.0, 2, 1)}
+    document = asyncio.run(ask())
+    paths = set(document["paths"])
+    assert document["info"]["title"] == model.description.title
+    assert {"/predict", "/invocations", "/v2/models/{model}/infer", "/predictions/{model}"} <= paths
+    assert len(paths) <= 20
+    assert not paths & {"/embed", "/info", "/api/tags", "/meta", "/v2/health/ready", "/ping"}
+    assert not [path for path in paths if "version" in path]
+    titles = [tag["name"] for tag in document["tags"]]
+    assert "Ollama" not in titles
+    app.state.service.models = {}
+    assert asyncio.run(ask())["info"]["title"] == "Model server"
 
 
 @pytest.mark.parametrize("header", ["Authorization", "api-key"])
