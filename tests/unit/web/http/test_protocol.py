@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from smallplates.web.http.protocol import (
     CONTINUE,
     MAX_CHUNKS,
+    MAX_DROPPED,
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
@@ -278,9 +279,10 @@ async def test_the_rest_of_a_refused_request_and_the_next_one_have_their_time(
     await client.is_closed()
 
 
+@pytest.mark.parametrize("without_end", [False, True])
 @pytest.mark.parametrize("path", [b"full", b"early"])
 async def test_of_a_refused_body_in_tiny_chunks_only_the_first_are_parsed(
-    client: Client, path: bytes, monkeypatch: pytest.MonkeyPatch
+    client: Client, path: bytes, without_end: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.writer.write(CHUNKED.replace(b"read", path) + TINY[:60])
     answer = await client.reader.readuntil(b"full" if path == b"full" else b"0.")
@@ -288,8 +290,10 @@ async def test_of_a_refused_body_in_tiny_chunks_only_the_first_are_parsed(
     assert statuses(answer + await client.rest()) == [b"422" if path == b"full" else b"200"]
     monkeypatch.setattr(client.protocol, "parser", None)
     client.writer.write(TINY)
-    await client.writer.drain()
-    client.writer.write_eof()
+    if without_end:
+        client.writer.write(bytes(MAX_DROPPED))
+    else:
+        client.writer.write_eof()
     await client.is_closed()
 
 
