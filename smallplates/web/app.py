@@ -1,18 +1,14 @@
 """`create_app`: assembles settings, models, inference service, protocols and middleware."""
 
-import copy
-import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
-from fastapi_offline import FastAPIOffline
 
 from smallplates import __version__
 from smallplates.logging import configure_logging, warn_of_unknown_variables
@@ -23,7 +19,6 @@ from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
-from smallplates.web.api.documentation import describe_models
 from smallplates.web.api.head_check import refusal
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.dialects import (
@@ -45,6 +40,7 @@ from smallplates.web.http.middleware import RequestMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
 from smallplates.web.remote_registry import RemoteRegistry
+from smallplates.web.swagger import Swagger
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
@@ -62,9 +58,6 @@ DIALECTS: Mapping[Protocol, Dialect] = {
     "weaviate": weaviate.DIALECT,
 }
 """Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
-
-SWAGGER = "static-offline-docs"
-"""Path of Swagger's own files, which FastAPIOffline adds."""
 
 CORS_RESPONSE_HEADERS = (
     f"Accept-Encoding, Allow, {codec.HEADER}, Retry-After, Server-Timing, WWW-Authenticate, "
@@ -99,14 +92,13 @@ def create_app(
             async with service.run(), tcp.run(), grpc:
                 yield
 
-    app: FastAPI = FastAPIOffline(
+    app = FastAPI(
         title="Model server",
         version=__version__,
         description="Send a request to `/predict`; `/model` describes the models that are served.",
         lifespan=lifespan,
         servers=[{"url": ".", "description": "where this document is, also behind a proxy's prefix"}],
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,  # see `Swagger`
         redirect_slashes=False,  # redirects would go to whatever the Host header says
         telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
     )
@@ -115,8 +107,7 @@ def create_app(
     app.openapi_tags = [
         {"name": dialect.title, "description": dialect.about} for dialect in dialects if dialect.title
     ]
-    app.openapi = partial(document, app, catalog)  # type: ignore[method-assign]
-    app.add_route("/docs", swagger, include_in_schema=False)
+    Swagger(app, pipeline, catalog).add_routes()
     for dialect in dialects:  # `include_router` would cost 20 us per request
         add_routes(app, Routes(dialect, pipeline, catalog))
     for route in app.router.routes:  # also Swagger's
@@ -138,33 +129,6 @@ def add_routes(app: FastAPI, routes: Routes) -> None:
             app.router.routes.append(route)
         elif route.claim:
             first.claims = (*first.claims, route.claim)
-
-
-async def swagger(request: Request) -> Response:
-    """Returns Swagger's page, with relative addresses for proxies that put a prefix before all paths."""
-    return get_swagger_ui_html(
-        title=f"{request.app.title} - Swagger UI",
-        openapi_url="openapi.json",
-        swagger_js_url=f"{SWAGGER}/swagger-ui-bundle.js",
-        swagger_css_url=f"{SWAGGER}/swagger-ui.css",
-        swagger_favicon_url=f"{SWAGGER}/favicon.png",
-    )
-
-
-def document(app: FastAPI, catalog: ModelCatalog) -> dict[str, Any]:
-    """Returns the OpenAPI document, including requests and answers of the models in service."""
-    with warnings.catch_warnings():  # about duplicate operation ids, which are replaced later
-        warnings.simplefilter("ignore", UserWarning)
-        schema = copy.deepcopy(FastAPI.openapi(app))
-    models = [
-        entry
-        for entry in catalog.by_signature()
-        if entry.takes_tensors is (entry.model.task.request_signature is None)
-    ]
-    if models:  # empty if all models have been unloaded
-        routes = [route for route in app.routes if isinstance(route, Route)]
-        describe_models(schema, routes, models)
-    return schema
 
 
 def middleware_stack(

@@ -12,6 +12,7 @@ from urllib.parse import urljoin, urlsplit
 import pytest
 import requests
 
+from flask_app.app import HEADERS
 from tests import pictures
 from tests.servers import wait_for
 
@@ -346,7 +347,10 @@ def test_the_documents_say_what_the_model_and_each_protocol_are_for(backend_url:
 def test_the_documents_load_nothing_from_elsewhere(backend_url: str) -> None:
     start = requests.get(backend_url, timeout=60)
     assert start.url == f"{backend_url}/docs"
-    sources = re.findall(r"""(?:src=|href=|url: )["']([^"']+)""", start.text)
+    assert HEADERS.items() <= start.headers.items()  # as the page's
+    sources = re.findall(r"""(?:src=|href=)["']([^"']+)""", start.text)
+    scripts = [requests.get(urljoin(start.url, each), timeout=60) for each in sources if ".js" in each]
+    sources += re.findall(r'fetch\("([^"]+)', scripts[-1].text)
     assert "openapi.json" in sources
     for source in sources:  # relative, for a proxy that puts a prefix before all paths
         assert not source.startswith(("/", "http"))

@@ -117,7 +117,10 @@ def test_an_api_key_is_asked_for(guarded_url: str) -> None:
     with Client(guarded_url, api_key=KEY) as friend:
         assert friend.predict(command()).label
     assert requests.get(f"{guarded_url}/health/ready", timeout=60).status_code == 200
-    schema = requests.get(f"{guarded_url}/openapi.json", timeout=60).json()
+    assert requests.get(f"{guarded_url}/docs", timeout=60).status_code == 200
+    refused = requests.get(f"{guarded_url}/openapi.json", timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+    schema = requests.get(f"{guarded_url}/openapi.json", headers=GUEST, timeout=60).json()
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 

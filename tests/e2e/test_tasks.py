@@ -744,10 +744,13 @@ def test_every_example_in_swagger_is_answered(tasks: Service, onnx_url: str) -> 
     }
     assert {*of_texts, *of_all, "/predict/counter"} <= called
     assert {*of_all, "/predict"} <= alone
+    assert {"/info", "/api/tags", "/meta"} <= called  # of protocols for some tasks only
 
 
 def test_every_model_has_examples_in_swagger(tasks: Service) -> None:
-    paths = tasks.get("/openapi.json")["paths"]
+    document = tasks.get("/openapi.json")
+    assert document["info"]["title"] == "Model server"
+    paths = document["paths"]
     named = {path.removeprefix("/predict/") for path in paths if path.startswith("/predict/")}
     assert named == {"food11", *TEXTS, *PYTHON}
     assert {f"/model/{name}" for name in MODELS} <= set(paths)

@@ -4,6 +4,7 @@ A route calls its handler without FastAPI's parsing; FastAPI only documents it. 
 adds a dialect as an entry point in the group `smallplates.dialects`.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
 from smallplates.web.api.pipeline import Claim, Pipeline, Target
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
-from smallplates.web.http.request_context import RequestContext
+from smallplates.web.http.request_context import RequestContext, check_keys
 
 
 class Named(msgspec.Struct):
@@ -121,8 +122,15 @@ class Route(APIRoute):
     claim: Claim | None = None  # what it answers if an earlier dialect has its path
     claims: Sequence[Claim] = ()  # what other dialects answer on its path
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: FastAPI's
+        super().__init__(*args, **kwargs)
+        self._shared: dict[tuple[str, ...], asyncio.Task[Response]] = {}
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request whose path has matched, or raises 405 for an unsupported method."""
+        """Answers a request whose path has matched.
+
+        Raises 405 for an unsupported method, RequestError for several keys.
+        """
         if scope["method"] not in (self.methods or ()):
             same = (each for each in scope["app"].routes if getattr(each, "path", None) == self.path)
             allowed = sorted(method for each in same for method in each.methods)
@@ -134,11 +142,29 @@ class Route(APIRoute):
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
         """Returns the response to a request with a supported method."""
+        if "admitted" not in scope:  # else `head_check` has looked
+            check_keys([name for name, _ in scope["headers"]])
         if self.dependant.request_param_name is None:
-            response: Response = await self.endpoint(**scope["path_params"])
-        else:
-            response = await self.endpoint(request=Request(scope, receive), **scope["path_params"])
+            return await self._share(scope["path_params"])
+        request = Request(scope, receive)
+        response: Response = await self.endpoint(request=request, **scope["path_params"])
         return response
+
+    async def _share(self, parameters: Mapping[str, str]) -> Response:
+        """Returns the response to all requests with these parameters that wait for it.
+
+        One that comes after the handler has started gets a newer response.
+        """
+        key = tuple(parameters.values())
+
+        async def respond() -> Response:
+            del self._shared[key]
+            response: Response = await self.endpoint(**parameters)
+            return response
+
+        if key not in self._shared:
+            self._shared[key] = asyncio.create_task(respond())
+        return await asyncio.shield(self._shared[key])
 
 
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:

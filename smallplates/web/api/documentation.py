@@ -13,7 +13,7 @@ import numpy as np
 from smallplates.models.tensors import EXAMPLE_LENGTHS
 from smallplates.tasks.base import Schema, Task, json_value
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.dialect import Route
+from smallplates.web.api.dialect import Dialect, Route
 from smallplates.web.api.fields import TOP_K
 from smallplates.web.http.body import dump_json
 
@@ -22,6 +22,12 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 PRIORITY = {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"}
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
 """Paths that are documented separately for each model by name if there are several models."""
+
+TWINS = {
+    *("/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready", "/v2/models/stats"),
+    *("/ping", "/health", "/.well-known/live", "/.well-known/ready"),
+}
+"""Paths that are not documented, because others say the same; nor are those of a version."""
 
 MAX_ZEROS = 4096
 """Maximum number of zeros in an example for tensors; larger models are documented without one."""
@@ -33,8 +39,10 @@ def describe_models(
     """Adds the requests and answers of each model to an OpenAPI document.
 
     `models` has an entry of each model, the default one first. If there are more, each also gets native
-    paths with its name.
+    paths with its name; the only one names the document. Protocols for tasks that no model has are
+    left out.
     """
+    unused = unused_dialects(routes, models)
     paths = schema["paths"]
     about = {path: paths.pop(path) for path in OF_ANY_MODEL}["/model/{model}"]["get"]
     tidy(schema)
@@ -43,9 +51,17 @@ def describe_models(
         operations = paths.get(route.path_format, {})
         own = {name: each for name, each in operations.items() if name.upper() in (route.methods or ())}
         add_examples(own, route, models)
-        for name in () if callable_models(route, models) else own:
-            del operations[name]
+        is_twin = route.path in TWINS or "{version}" in route.path
+        if is_twin or route.dialect in unused or not callable_models(route, models):
+            for name in own:
+                del operations[name]
     schema["paths"] = paths = {path: each for path, each in paths.items() if each}
+    operations = [operation for each in paths.values() for operation in each.values()]
+    used = {tag for operation in operations for tag in operation.get("tags", ())}
+    schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
+    if len(models) == 1:
+        description = models[0].model.description
+        schema["info"]["title"] = description.title or description.name
     if "/predict" in paths:
         describe_predict(schema, "/predict", models[0].model.task, models[0].model.description.title)
     for entry in models if len(models) > 1 else ():
@@ -57,6 +73,13 @@ def describe_models(
         paths[f"/model/{name}"] = {
             "get": {**about, "operationId": f"get_model_{name}", "parameters": []}
         }
+
+
+def unused_dialects(routes: Sequence[Route], models: Sequence[CatalogEntry]) -> set[Dialect]:
+    """Returns the protocols that are for certain tasks only, if no model has one of these."""
+    of_tasks = [route for route in routes if route.example]
+    used = {route.dialect for route in of_tasks if callable_models(route, models)}
+    return {route.dialect for route in of_tasks} - used
 
 
 def callable_models(route: Route, models: Sequence[CatalogEntry]) -> Sequence[CatalogEntry]:

@@ -16,7 +16,7 @@ from smallplates.web.api.dialect import error_shape
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.http.middleware import ErrorShape, RequestMiddleware
 from smallplates.web.http.protocol import Refusal
-from smallplates.web.http.request_context import RequestContext, to_client_error
+from smallplates.web.http.request_context import RequestContext, check_keys, to_client_error
 
 ADMISSION = {
     name.encode(): name for name in ("authorization", "api-key", "x-request-timeout-ms", "x-priority")
@@ -46,6 +46,7 @@ def refusal(
         if not is_own or known is None:
             raise MisdirectedRequestError(f"to serve {host[:80]}, add it to SERVING_ALLOWED_HOSTS")
         scope["route"], model, signature = known
+        check_keys([key for key, _ in scope["headers"]])
         named = {ADMISSION[n]: headers[n].decode("latin-1") for n in ADMISSION if n in headers}
         options = pipeline.admit(named)
         name = model.description.name

@@ -155,13 +155,17 @@ class Pipeline:
             self._models, self._known = self.service.models, {}
         return self._known
 
+    def check_headers(self, headers: Mapping[str, str]) -> None:
+        """Checks the key in the headers. Raises UnauthorizedError."""
+        self.check_key.check(headers.get("authorization", ""), headers.get("api-key", ""))
+
     def admit(self, headers: Mapping[str, str]) -> RequestOptions:
         """Admits a request by its headers (or gRPC metadata), before its body is read.
 
         A drain that begins later does not refuse it. Raises UnauthorizedError, InvalidRequestError or
         DrainingError.
         """
-        self.check_key.check(headers.get("authorization", ""), headers.get("api-key", ""))
+        self.check_headers(headers)
         timeout_ms = parse_timeout(headers.get("x-request-timeout-ms"), self.largest_timeout_ms)
         bulk = parse_priority(headers.get("x-priority"))
         self.service.check_accepting()

@@ -19,6 +19,7 @@ from smallplates.web.http.body import Body
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
     RequestContext,
+    check_keys,
     choose_id,
     is_quiet,
     record,
@@ -149,7 +150,7 @@ class Calls:
 
     def admit(self, context: Context, request_context: RequestContext) -> Call:
         """Admits a call by its metadata. Raises what `Pipeline.admit` raises."""
-        options = self.pipeline.admit(dict(context.invocation_metadata() or ()))
+        options = self.pipeline.admit(metadata(context))
         return Call(self.pipeline, context, request_context, options)
 
     @contextmanager
@@ -198,9 +199,16 @@ def own_context(path: str, context: Context) -> RequestContext:
     )
 
 
+def metadata(context: Context) -> dict[str, Any]:
+    """Returns a call's metadata, as text or bytes. Raises RequestError if a key occurs twice."""
+    pairs = context.invocation_metadata() or ()
+    check_keys([name.encode() for name, _ in pairs])
+    return dict(pairs)
+
+
 def authorization(context: Context) -> str:
     """Returns the `authorization` metadata, in the form of the HTTP header; '' if there is none."""
-    value = dict(context.invocation_metadata() or ()).get("authorization", "")
+    value = metadata(context).get("authorization", "")
     return value if isinstance(value, str) else ""  # gRPC metadata may also be bytes
 
 

@@ -8,6 +8,7 @@ import asyncio
 import random
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from smallplates.engine.statistics import Timings
-from smallplates.errors import InternalError, ServingError, by_status
+from smallplates.errors import InternalError, RequestError, ServingError, by_status
 from smallplates.logging import LEVELS, logger
 from smallplates.web.metrics import Metrics
 
@@ -36,6 +37,8 @@ QUIET_ENDS = ("/live", "/ready", "/ServerLive", "/ServerReady", "/ModelReady")
 NO_PATH = "Not Found"
 """All that the web framework says about a path that no route has."""
 
+KEY_HEADERS = (b"authorization", b"api-key")
+MAX_PATH = 500  # characters in the log and in traces
 LINES_A_SECOND = 20
 VALID_ID = re.compile(r"[!-~]{1,128}")
 IDS = random.Random()
@@ -88,6 +91,15 @@ def choose_id(offered: bytes | None) -> str:
     return text if VALID_ID.fullmatch(text) else f"{IDS.getrandbits(128):032x}"
 
 
+def check_keys(names: Sequence[bytes]) -> None:
+    """Checks the names of a request's headers. Raises RequestError if one with a key occurs twice.
+
+    A proxy could check one key, and the service the other.
+    """
+    if any(names.count(name) > 1 for name in KEY_HEADERS):
+        raise RequestError("send one key: a header with a key occurs twice")
+
+
 class Refusals:
     """Limits log lines for refused requests (503, TEI's 429): 20 per second, then one summary."""
 
@@ -125,7 +137,7 @@ def to_client_error(error: Exception, context: RequestContext) -> ServingError:
             path = context.path[:80]
             clean = re.sub("/+", "/", path).rstrip("/")
             hint = "" if clean in (path, "") else f"write {clean}, without the extra slash; "
-            detail = f"there is no path {path}; {hint}/docs lists all paths"
+            detail = f"there is no path {path}; {hint}/docs lists the paths"
         error = by_status(error.status_code, detail, error.headers)
     elif not isinstance(error, ServingError):
         logger().error("request failed", exc_info=error, request_id=context.request_id)
@@ -159,7 +171,7 @@ def record(metrics: Metrics, context: RequestContext, series: str, timed: bool) 
         "request",
         request_id=context.request_id,
         method=context.method,
-        path=context.path,
+        path=context.path[:MAX_PATH],
         status=context.status,
         code=context.code,
         client=context.client,

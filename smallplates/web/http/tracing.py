@@ -23,12 +23,11 @@ from smallplates import __version__
 from smallplates.engine.statistics import nanoseconds
 from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
-from smallplates.web.http.request_context import CLIENT_GONE, RequestContext
+from smallplates.web.http.request_context import CLIENT_GONE, MAX_PATH, RequestContext
 
 STOP_S = 2.0
 QUIET_S = 600.0  # minimum between two warnings
 MAX_PARENT = 128  # characters of a traceparent; version 00 has 55
-MAX_PATH = 1024
 NO_PARENT = Context()
 PARENTS = TraceContextTextMapPropagator()
 

@@ -3,14 +3,16 @@
 import asyncio
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import httpx
 import pytest
 
-from smallplates.errors import ConfigurationError, ServingError
-from smallplates.models.folder import configured_models, stored_models
+from smallplates.errors import ConfigurationError, NotFoundError, ServingError
+from smallplates.models.folder import Model, configured_models, stored_models
 from smallplates.service import serve
 from smallplates.settings import Settings
 from smallplates.supervision.cluster import Cluster
@@ -19,6 +21,7 @@ from smallplates.web.api.dialect import Route
 from smallplates.web.app import create_app
 from smallplates.web.sockets import cannot_listen
 from tests.fake import BACKEND
+from tests.unit.web.inference.test_served_model import served
 
 
 @pytest.mark.parametrize(
@@ -171,3 +174,104 @@ def test_a_protocol_that_cannot_be_imported_stops_the_start(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match=r"odd.*no_such_module"):
         create_app(Settings(), BACKEND)
+
+
+def test_those_who_wait_for_an_answer_share_it(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport: Any = client._transport
+    service = transport.app.state.service
+    metrics, model = Mock(return_value=b"x"), Mock(side_effect=NotFoundError("no such model"))
+    monkeypatch.setattr(service.metrics, "text", metrics)
+    monkeypatch.setattr(service, "model", model)
+
+    async def ask(*paths: str) -> list[int]:
+        answers = await asyncio.gather(*(client.get(path) for path in paths))
+        assert len({answer.headers["x-request-id"] for answer in answers}) == len(paths)
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(ask("/metrics", "/model/a", "/metrics", "/model/b", "/model/a")) == [
+        *(200, 404, 200, 404, 404)
+    ]
+    assert metrics.call_count == 1
+    assert model.call_args_list == [call("a"), call("b")]
+    assert asyncio.run(ask("/metrics")) == [200]
+    assert metrics.call_count == 2
+
+
+def test_the_document_is_made_once_for_the_models_in_service_and_needs_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(api_key="sesame"), BACKEND)
+    threads: list[threading.Thread] = []
+
+    def made(*_: object) -> bytes:
+        threads.append(threading.current_thread())
+        return b"{}"
+
+    monkeypatch.setattr("smallplates.web.swagger.describe", made)
+
+    async def ask() -> None:
+        guest = {"Authorization": "Bearer sesame"}
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for headers in ([], [("api-key", "thief")]):
+                answer = await client.get("/openapi.json", headers=headers)
+                assert answer.json()["code"] == "unauthorized"
+            two = [*guest.items(), ("api-key", "sesame"), ("api-key", "thief")]
+            assert (await client.get("/openapi.json", headers=two)).status_code == 400
+            assert not threads
+            await client.get("/docs")
+            for count in (1, 2):
+                asked = (client.get("/openapi.json", headers=guest) for _ in range(5))
+                assert {answer.content for answer in await asyncio.gather(*asked)} == {b"{}"}
+                assert len(threads) == count
+                app.state.service.models = {}  # as after every change of the models
+
+    asyncio.run(ask())
+    assert threading.main_thread() not in threads
+
+
+def test_the_document_has_what_the_model_in_service_can_do(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(), BACKEND)
+
+    async def ask() -> dict[str, Any]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            document: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return document
+
+    assert asyncio.run(ask())["info"]["title"] == "Model server"
+    app.state.service.models = {"food11": served(model, "cpu", 5.0, 2, 1)}
+    document = asyncio.run(ask())
+    paths = set(document["paths"])
+    assert document["info"]["title"] == model.description.title
+    assert {"/predict", "/invocations", "/v2/models/{model}/infer", "/predictions/{model}"} <= paths
+    assert len(paths) <= 20
+    assert not paths & {"/embed", "/info", "/api/tags", "/meta", "/v2/health/ready", "/ping"}
+    assert not [path for path in paths if "version" in path]
+    titles = [tag["name"] for tag in document["tags"]]
+    assert "Ollama" not in titles
+    app.state.service.models = {}
+    assert asyncio.run(ask())["info"]["title"] == "Model server"
+
+
+@pytest.mark.parametrize("header", ["Authorization", "api-key"])
+@pytest.mark.parametrize("path", ["/predict", "/v1/embeddings", "/v2/repository/models/food11/load"])
+def test_several_keys_are_refused(monkeypatch: pytest.MonkeyPatch, path: str, header: str) -> None:
+    """A proxy might have checked another one."""
+    monkeypatch.setattr("smallplates.web.app.configure_logging", lambda _: None)
+    app = create_app(Settings(api_key="sesame", admin_key="chief"), BACKEND)
+
+    async def ask(*keys: str) -> int:
+        headers = [(header, f"Bearer {key}") for key in keys]
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.post(path, headers=headers, content=b"{}")).status_code
+
+    assert asyncio.run(ask("chief", "sesame")) == 400
+    assert asyncio.run(ask("sesame", "sesame")) == 400

@@ -47,7 +47,10 @@ CALLS = [
 ]
 HEADS = [
     (b"503", [KEY]),
-    (b"503", [KEY, "Authorization: Bearer thief"]),
+    (b"400", [KEY, "Authorization: Bearer thief"]),
+    (b"400", [KEY, KEY]),
+    (b"400", ["api-key: guest", "Api-Key: thief"]),
+    (b"503", [KEY, "X-Priority: bulk", "X-Priority: urgent"]),
     (b"503", [KEY, "X-Priority: bulk"]),
     (b"503", ["api-key: guest"]),
     (b"503", ["api-key: guest", "Authorization: Bearer thief"]),

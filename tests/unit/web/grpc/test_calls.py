@@ -1,12 +1,13 @@
-"""`smallplates.web.grpc.calls`: what a client learns of an error."""
+"""`smallplates.web.grpc.calls`: what a client learns of an error, and keys in metadata."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
-from smallplates.errors import NotFoundError
-from smallplates.web.grpc.calls import abort
+from smallplates.errors import NotFoundError, RequestError
+from smallplates.web.grpc.calls import CODES, abort, authorization
 from smallplates.web.http.request_context import RequestContext
 
 pytestmark = pytest.mark.anyio
@@ -31,3 +32,15 @@ async def test_a_long_detail_does_not_hide_the_status() -> None:
         await server.stop(None)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     assert str(caught.value.details()).startswith("€€€")
+
+
+@pytest.mark.parametrize("name", ["authorization", "api-key"])
+def test_several_keys_are_refused(name: str) -> None:
+    """A proxy might have checked another one."""
+    pairs = [("authorization", "Bearer guest"), ("x-priority", "bulk"), ("x-priority", "bulk")]
+    context = Mock(invocation_metadata=lambda: pairs)
+    assert authorization(context) == "Bearer guest"
+    pairs += [(name, "Bearer a"), (name, "Bearer a")]
+    with pytest.raises(RequestError) as refused:
+        authorization(context)
+    assert CODES[refused.value.status] is grpc.StatusCode.INVALID_ARGUMENT

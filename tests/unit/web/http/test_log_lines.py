@@ -77,3 +77,10 @@ def test_a_state_that_is_asked_for_while_a_model_loads_is_no_news(
     configure_logging(Settings())
     record(Metrics(), 503, "/v1/models/food11", method="GET")
     assert not capfd.readouterr().err
+
+
+def test_long_paths_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings())
+    record(Metrics(), 200, "/" + "x" * 60_000)
+    (line,) = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert line["path"] == "/" + "x" * (request_context.MAX_PATH - 1)

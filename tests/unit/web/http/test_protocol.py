@@ -16,8 +16,12 @@ from uvicorn.server import ServerState
 
 from smallplates.web.http.protocol import (
     CONTINUE,
+    MAX_CHUNKS,
+    MAX_DROPPED,
+    MAX_FIELDS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    SMALL_CHUNK,
     Connections,
     HttpProtocol,
     Refusal,
@@ -28,6 +32,7 @@ from tests.servers import until
 pytestmark = pytest.mark.anyio
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+TINY = b"1\r\na\r\n" * 2 * MAX_CHUNKS
 STATUS = re.compile(rb"HTTP/1\.1 (\d+)")
 
 
@@ -274,6 +279,44 @@ async def test_the_rest_of_a_refused_request_and_the_next_one_have_their_time(
     await client.is_closed()
 
 
+@pytest.mark.parametrize("without_end", [False, True])
+@pytest.mark.parametrize("path", [b"full", b"early"])
+async def test_of_a_refused_body_in_tiny_chunks_only_the_first_are_parsed(
+    client: Client, path: bytes, without_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.writer.write(CHUNKED.replace(b"read", path) + TINY[:60])
+    answer = await client.reader.readuntil(b"full" if path == b"full" else b"0.")
+    client.writer.write(TINY)
+    assert statuses(answer + await client.rest()) == [b"422" if path == b"full" else b"200"]
+    monkeypatch.setattr(client.protocol, "parser", None)
+    client.writer.write(TINY)
+    if without_end:
+        client.writer.write(bytes(MAX_DROPPED))
+    else:
+        client.writer.write_eof()
+    await client.is_closed()
+
+
+async def test_a_large_body_may_have_many_chunks_but_no_small_ones_after_its_answer(
+    client: Client,
+) -> None:
+    chunks = (b"%x\r\n%s\r\n" % (SMALL_CHUNK, bytes(SMALL_CHUNK))) * (MAX_CHUNKS * 2)
+    for _ in range(2):
+        client.writer.write(CHUNKED + chunks + b"0\r\n\r\n")
+        await client.reader.readuntil(b"/read %d." % (SMALL_CHUNK * MAX_CHUNKS * 2))
+    client.writer.write(CHUNKED.replace(b"read", b"full") + chunks)
+    assert statuses(await client.rest()) == [b"422"]
+
+
+async def test_of_requests_that_arrive_together_only_the_first_are_refused_at_once(
+    client: Client,
+) -> None:
+    client.writer.write((GET % b"full") * 50)
+    answers = await client.rest()
+    assert statuses(answers) == [b"422"] * MAX_PIPELINED + [b"200"] * (1 + MAX_PIPELINED)
+    assert len(client.checked) == MAX_PIPELINED
+
+
 async def test_a_broken_rest_of_a_refused_body_is_not_answered_twice(client: Client) -> None:
     client.writer.write(CHUNKED.replace(b"read", b"full") + b"no length\r\n")
     assert statuses(await client.rest()) == [b"422"]
@@ -300,6 +343,9 @@ async def test_who_does_not_read_gets_no_refusals_by_the_head(client: Client) ->
         (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", b"505"),
         (b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * (MAX_FIELDS + 1), b"431"),
+        (CHUNKED + b"0\r\n" + b"a:\r\n" * 2 * MAX_FIELDS, b"431"),
+        (CHUNKED + TINY, b"413"),
         (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"0\r\n\r\n", b"501"),
         (CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n", b"400"),
     ],
