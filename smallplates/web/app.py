@@ -40,7 +40,7 @@ from smallplates.web.http.middleware import RequestMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
 from smallplates.web.remote_registry import RemoteRegistry
-from smallplates.web.swagger import Swagger
+from smallplates.web.swagger import add_swagger
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
@@ -98,7 +98,7 @@ def create_app(
         description="Send a request to `/predict`; `/model` describes the models that are served.",
         lifespan=lifespan,
         servers=[{"url": ".", "description": "where this document is, also behind a proxy's prefix"}],
-        openapi_url=None,  # see `Swagger`
+        openapi_url=None,  # see `swagger.py`
         redirect_slashes=False,  # redirects would go to whatever the Host header says
         telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
     )
@@ -107,7 +107,7 @@ def create_app(
     app.openapi_tags = [
         {"name": dialect.title, "description": dialect.about} for dialect in dialects if dialect.title
     ]
-    Swagger(app, pipeline, catalog).add_routes()
+    add_swagger(app, pipeline, catalog)
     for dialect in dialects:  # `include_router` would cost 20 us per request
         add_routes(app, Routes(dialect, pipeline, catalog))
     for route in app.router.routes:  # also Swagger's

@@ -121,10 +121,7 @@ class Route(APIRoute):
     example: Callable[[CatalogEntry], Any] | None = None  # a body for this path only; else the dialect's
     claim: Claim | None = None  # what it answers if an earlier dialect has its path
     claims: Sequence[Claim] = ()  # what other dialects answer on its path
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # Any: FastAPI's
-        super().__init__(*args, **kwargs)
-        self._shared: dict[tuple[str, ...], asyncio.Task[Response]] = {}
+    shared: dict[tuple[str, ...], asyncio.Task[Response]]  # responses that requests wait for
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path has matched.
@@ -158,13 +155,13 @@ class Route(APIRoute):
         key = tuple(parameters.values())
 
         async def respond() -> Response:
-            del self._shared[key]
+            del self.shared[key]
             response: Response = await self.endpoint(**parameters)
             return response
 
-        if key not in self._shared:
-            self._shared[key] = asyncio.create_task(respond())
-        return await asyncio.shield(self._shared[key])
+        if key not in self.shared:
+            self.shared[key] = asyncio.create_task(respond())
+        return await asyncio.shield(self.shared[key])
 
 
 def error_shape(scope: Scope, dialects: Sequence[Dialect]) -> ErrorShape:
@@ -187,7 +184,7 @@ class Routes(APIRouter):
         dialect.add_routes(self, pipeline, catalog)
         for route in self.routes:
             assert isinstance(route, Route)  # noqa: S101 the router's class of routes
-            route.dialect = dialect
+            route.dialect, route.shared = dialect, {}
 
     def errors(self, *statuses: int) -> dict[int | str, dict[str, Any]]:
         """Returns FastAPI's `responses` for errors of these statuses; native ones get an example."""

@@ -56,9 +56,6 @@ def describe_models(
             for name in own:
                 del operations[name]
     schema["paths"] = paths = {path: each for path, each in paths.items() if each}
-    operations = [operation for each in paths.values() for operation in each.values()]
-    used = {tag for operation in operations for tag in operation.get("tags", ())}
-    schema["tags"] = [tag for tag in schema["tags"] if tag["name"] in used]
     if len(models) == 1:
         description = models[0].model.description
         schema["info"]["title"] = description.title or description.name

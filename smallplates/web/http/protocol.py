@@ -27,7 +27,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 128  # of a head, and of trailers; other servers take about 100
 MAX_CHUNKS = 4096  # of a body, and one more for each SMALL_CHUNK bytes
 SMALL_CHUNK = 256
-MAX_DROPPED = 1024 * 1024  # bytes after a refusal
+MAX_DROPPED = 1024 * 1024  # bytes after a refusal, so that no reset destroys it
 MAX_PIPELINED = 8
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BAD_REQUEST = b"400 Bad Request", b"Invalid HTTP request received."
@@ -175,7 +175,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal = BAD_REQUEST  # status and text for what the parser does not accept
         self._refused = 0  # requests refused by their heads, of those that arrived together
         self._is_deaf = False  # whether all that still arrives is dropped
-        self._dropped = 0  # bytes that have arrived since then
         self._chunks = self._body_bytes = 0  # of the newest request's body
         self._head_bytes = 0  # bytes received of an incomplete head or of incomplete trailers
         self._closes_at = math.inf  # in the loop's time, unless something happens before
@@ -220,7 +219,11 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Limits heads and trailers in size and time; refuses only after earlier responses."""
         if self._is_deaf:
-            self._drop(data)
+            self._head_bytes += len(data)
+            if not self._response.is_half_closed:  # earlier requests are still being answered
+                self.flow.pause_reading()
+            elif self._head_bytes > MAX_DROPPED:
+                self._connection.abort()
             return
         self._refused = 0
         if self._request_complete and not self._head_bytes:
@@ -233,15 +236,6 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(*TOO_LARGE)
-
-    def _drop(self, data: bytes) -> None:
-        """Drops what arrives after a refusal, so that no reset destroys the refusal; not without end."""
-        if not self._response.is_half_closed:  # earlier requests are still being answered
-            self.flow.pause_reading()
-            return
-        self._dropped += len(data)
-        if self._dropped > MAX_DROPPED:
-            self._connection.abort()
 
     def _parse(self, data: bytes) -> None:
         """Parses data; a request that offers an upgrade is parsed again without the offer.
@@ -354,14 +348,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Limits the number of fields, each of which costs time. Raises HttpParserError.
-
-        Calling uvicorn's method, too, would take a microsecond per request.
-        """
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        """Limits the number of fields, each of which costs time. Raises HttpParserError."""
+        super().on_header(name, value)
         if len(self.headers) > MAX_FIELDS:
             self._refusal = TOO_LARGE
             raise httptools.HttpParserError("too many fields")
