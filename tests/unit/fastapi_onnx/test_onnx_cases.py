@@ -39,6 +39,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.web.api.catalog import entries_of
 from smallplates.web.dialects.v2 import codec
+from smallplates.web.http.body import dump_json
 from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.worker.executor import BatchExecutor
 from tests import graphs
@@ -179,8 +180,11 @@ def served(case: Case, folder: Path) -> dict[str, Array]:
     assert call.tensors is not None
     admission: Any = Call(signatures, backend)
     answer = asyncio.run(active.infer(call.tensors, RequestOptions(1000), admission))
-    body, length = codec.encode(call, answer)
-    result = tritonclient.http.InferenceServerClient.parse_response_body(body, header_length=length)
+    content, tails = codec.encode(call, answer)
+    head = dump_json(content)
+    result = tritonclient.http.InferenceServerClient.parse_response_body(
+        b"".join([head, *tails]), header_length=len(head) if tails else None
+    )
     return {output.name: result.as_numpy(output.name) for output in case.model.graph.output}
 
 
