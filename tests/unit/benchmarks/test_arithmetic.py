@@ -82,7 +82,7 @@ def test_the_commit_is_that_of_what_measurements_do_not_write(
 
 
 def seen(**figures: Any) -> Measurement:  # Any: of all their types
-    usual = {
+    usual: dict[str, Any] = {
         "load": "one",
         "motor": "python",
         "seconds": 4.0,
