@@ -52,7 +52,7 @@ def made_by(content: Content) -> str:
 
 
 def load(content: Content) -> str:
-    """The shipped model under several loads, and where the milliseconds go."""
+    """A model under several loads, and where the milliseconds go."""
     served = (
         "Precision {precision}, workers: {instances}, web processes: {web_processes}, "
         "batch cap: {max_batch_size}."

@@ -2,8 +2,8 @@
 
 `python -m benchmarks jobs` classifies N images, each in a process of its own: first with a model that
 the process loads itself, 1 to M at a time; then as clients of this service, with one instance, with
-batching, with more instances. `decentralised` and `centralised` measure one such arrangement each;
-notebooks call them, too.
+batching, with more instances. All compute in fp32 with the same library. `decentralised` and
+`centralised` measure one such arrangement each; notebooks call them, too.
 """
 
 import sys
@@ -18,6 +18,7 @@ from subprocess import PIPE, Popen, TimeoutExpired
 
 from benchmarks import service
 from benchmarks.usage import Usage
+from smallplates.cli.load.server_side import Scrape
 from smallplates.settings import ROOT
 from smallplates.system import cpus
 
@@ -50,6 +51,13 @@ class Outcome:
     """Time from the first job's start to the last one's end, including the start of processes."""
 
     images_per_second: float = 0.0
+    classify_s: float = 0.0
+    """Mean seconds of a job's classification alone: of the inference, or of the request."""
+
+    load_share: float = 0.0
+    """Share of the jobs' time that came before: start of the process, imports, reading the weights."""
+
+    mean_batch: float | None = None  # images that the service computed together
     cpu_percent: float = 0.0  # highest CPU use of jobs and service together; 100 is one core
     memory_mb: float = 0.0  # highest memory of jobs and service together, from the service's start on
     answers: list[str] = field(default_factory=list)  # class of each image
@@ -62,13 +70,20 @@ class Outcome:
             "start s": self.start_s,
             "jobs s": self.seconds,
             "images/s": self.images_per_second,
+            "classify ms": 1000 * self.classify_s,
+            "before that %": 100 * self.load_share,
+            "batch": self.mean_batch,
             "CPU %": self.cpu_percent,
             "memory MB": self.memory_mb,
         }
 
 
-def run_job(command: Sequence[str], usage: Usage) -> str:
-    """Returns the job's output. Raises RuntimeError when the job fails or takes too long."""
+def run_job(command: Sequence[str], usage: Usage) -> tuple[str, float, float]:
+    """Returns the class, and the seconds of the whole job and of its classification.
+
+    Raises RuntimeError when the job fails or takes too long.
+    """
+    started = time.perf_counter()
     arguments = [sys.executable, "-m", "benchmarks.job", *command]
     with Popen(arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True) as process:  # noqa: S603
         usage.add(process.pid)
@@ -79,7 +94,8 @@ def run_job(command: Sequence[str], usage: Usage) -> str:
             raise RuntimeError(f"a job took longer than {JOB_S} s") from None
     if process.returncode:
         raise RuntimeError(f"a job failed: {complaint[-2000:]}")
-    return output.strip()
+    seconds, _, answer = output.strip().partition(" ")
+    return answer, time.perf_counter() - started, float(seconds)
 
 
 def nothing() -> None:
@@ -91,22 +107,24 @@ def measure(
 ) -> Outcome:
     """Runs the jobs; returns the outcome with their figures."""
 
-    def run(command: Sequence[str]) -> str:
-        answer = run_job(command, usage)
+    def run(command: Sequence[str]) -> tuple[str, float, float]:
+        done = run_job(command, usage)
         progress()
-        return answer
+        return done
 
     started = time.perf_counter()
     with ThreadPoolExecutor(outcome.at_once) as executor:
-        answers = list(executor.map(run, commands))
+        answers, whole, classifying = zip(*executor.map(run, commands), strict=True)
     seconds = time.perf_counter() - started
     return replace(
         outcome,
         seconds=seconds,
         images_per_second=len(answers) / seconds,
+        classify_s=sum(classifying) / len(answers),
+        load_share=1 - sum(classifying) / sum(whole),
         cpu_percent=usage.cpu_percent,
         memory_mb=usage.memory_mb,
-        answers=answers,
+        answers=list(answers),
     )
 
 
@@ -143,6 +161,7 @@ def centralised(
 ) -> Outcome:
     """Measures the same jobs as clients of one service, which runs only for them."""
     settings = {
+        **service.ALIKE,
         "model_dir": model_dir.resolve(),
         "instances": instances,
         "max_batch_size": max_batch_size,
@@ -159,4 +178,6 @@ def centralised(
         chosen = islice(cycle(photos), images)
         commands = [["ask", url + ANSWER, str(photo.resolve())] for photo in chosen]
         outcome = Outcome(name, backend, images, at_once, instances, max_batch_size, start_s)
-        return measure(outcome, commands, usage, progress)
+        outcome = measure(outcome, commands, usage, progress)
+        scrape = Scrape.of(url)
+        return replace(outcome, mean_batch=scrape.mean_batch() if scrape else None)

@@ -77,7 +77,7 @@ def arrangements(
 
 
 def main(
-    images: Annotated[int, typer.Option(min=1, help="Images to classify, a process each.")] = 16,
+    images: Annotated[int, typer.Option(min=1, help="Images to classify, a process each.")] = 100,
     at_once: Annotated[str, typer.Option(help="Jobs at once; the clients: the most of them.")] = "1,2,4",
     instances: Annotated[str, typer.Option(help="Of the model in the service.")] = "1,2,4,8",
     backend: Annotated[
@@ -86,7 +86,9 @@ def main(
     architecture: Annotated[str, typer.Option(help="In torchvision; random weights.")] = "resnet152",
     model_dir: Annotated[Path | None, typer.Option("--model", help="A model's folder instead.")] = None,
     photos: Annotated[Path, typer.Option(help="A JPEG, or a folder of them.")] = SAMPLES,
-    max_batch_size: Annotated[int, typer.Option(min=2, max=512)] = 8,
+    max_batch_size: Annotated[
+        int, typer.Option(min=2, max=512, help="Full if there are as many clients.")
+    ] = 4,
     max_queue_delay_us: Annotated[
         int, typer.Option(min=0, help="Of the service with batching.")
     ] = 20_000,

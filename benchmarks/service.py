@@ -6,6 +6,9 @@ from contextlib import contextmanager
 
 from benchmarks.running import Program, Running, free_port, program, wait_for_answer
 
+ALIKE = {"precision": "fp32", "cpu_runtime": "onnxruntime"}
+"""Settings with which services, and models without one, compute alike."""
+
 START_S = 180  # a large model on few cores measures its batch sizes for a while
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from base64 import b64encode
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -111,30 +112,46 @@ class Cell:
     """Figures of one number of instances and of clients."""
 
     instances: int
-    memory_mb: float
-    """Proportional set size of all processes of the service, after the load."""
+    memory_mb: float | None
+    """Proportional set size of all processes of the service, after the load; None: not known."""
 
     seen: Stressed
 
     def row(self) -> dict[str, object]:
         """Returns a row of the table."""
-        return {"instances": self.instances, **self.seen.row(), "MB": round(self.memory_mb)}
+        memory = None if self.memory_mb is None else round(self.memory_mb)
+        return {"instances": self.instances, **self.seen.row(), "MB": memory}
 
 
-def table(
-    package: str, photo: bytes, instances: list[int], clients: list[int], total: int, requests: int
-) -> list[Cell]:
-    """Measures every pair of instances and clients; restarts the service for each number of instances.
+def by_clients(
+    url: str, photo: bytes, clients: list[int], total: int, requests: int
+) -> Iterator[Stressed]:
+    """Measures a running service with each number of clients at a time.
 
     The total number of clients is at least the number at a time.
     """
+    stress(url, photo, 1, 1, 5)  # warm
+    for simultaneous in clients:
+        yield stress(url, photo, simultaneous, max(total, simultaneous), requests)
+
+
+def table(
+    package: str,
+    photo: bytes,
+    instances: list[int],
+    clients: list[int],
+    total: int,
+    requests: int,
+    **settings: object,
+) -> list[Cell]:
+    """Measures every pair of instances and clients; starts the service for each number of instances."""
     cells = []
     for count in instances:
-        with service.running(package, instances=count) as served:
-            stress(served.url, photo, 1, 1, 5)  # warm
-            for simultaneous in clients:
-                seen = stress(served.url, photo, simultaneous, max(total, simultaneous), requests)
-                cells.append(Cell(count, memory_mb(served.processes()), seen))
+        with service.running(package, instances=count, **settings) as served:
+            cells += [
+                Cell(count, memory_mb(served.processes()), seen)
+                for seen in by_clients(served.url, photo, clients, total, requests)
+            ]
     return cells
 
 

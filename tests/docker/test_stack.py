@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import requests
 
 from smallplates.cli import processes
+from smallplates.models.folder import file_sha256
 from tests.docker import traffic
 from tests.docker.conftest import CHOSEN, SERVICES
 from tests.docker.containers import Stack, base, inspect, run, wait_until
@@ -103,19 +105,20 @@ def test_jupyter_wants_its_token_and_has_the_client(stack: Stack, addresses: dic
 
 
 @needs_jupyter
-def test_a_notebook_runs_where_nothing_can_be_written(stack: Stack) -> None:
+def test_the_first_notebook_measures_the_stack_s_service(stack: Stack) -> None:
     (identity,) = stack.containers("jupyter")
-    quick = ("--env", "NOTEBOOK_QUICK=1", "--env", "TQDM_DISABLE=1")
-    run(
+    variables = ("NOTEBOOK_QUICK=1", "TQDM_DISABLE=1", f"SERVING_API_KEY={KEY}")
+    in_jupyter = (
         "docker",
         "exec",
-        *quick,
+        *(part for setting in variables for part in ("--env", setting)),
         identity,
-        "jupyter",
-        "execute",
-        "notebooks/2_batching.ipynb",
-        seconds=300,
     )
+    kept = "/app/runs/executed.ipynb"
+    command = ("jupyter", "execute", f"--output={kept}", "notebooks/1_fastapi.ipynb")
+    run(*in_jupyter, *command, seconds=300)
+    digest = file_sha256(ROOT / "models" / "food11" / "model.json")
+    assert re.search(f"running service: food11 in .*{digest}", run(*in_jupyter, "cat", kept))
 
 
 def test_all_of_it_is_hardened_and_published_on_this_machine_only(stack: Stack) -> None:

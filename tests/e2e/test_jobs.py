@@ -40,13 +40,15 @@ def test_all_arrangements_answer_the_same(
     kept = json.loads((tmp_path / "json").read_text())
     outcomes = kept["results"]
     assert [(outcome["instances"], outcome["max_batch_size"]) for outcome in outcomes] == [
-        *((0, 1), (1, 1), (1, 8), (2, 1))
+        *((0, 1), (1, 1), (1, 4), (2, 1))
     ]
     for outcome in outcomes:
         assert outcome["images"] == len(outcome["answers"]) == IMAGES
         assert outcome["answers"] == outcomes[0]["answers"]
         assert outcome["images_per_second"] == pytest.approx(IMAGES / outcome["seconds"])
         assert (outcome["start_s"] > 0) == (outcome["instances"] > 0)
+        assert 0 < outcome["load_share"] < 1
+        assert 0 < outcome["classify_s"] < outcome["seconds"]
         assert outcome["memory_mb"] > 10
         assert outcome["cpu_percent"] > 0
         assert outcome["arrangement"] in said

@@ -1,8 +1,9 @@
 """Load on a running server, in a closed or an open loop, as its clients see it.
 
 `smallplates load URL --concurrency 1,4,16` and `... --rate 120 --arrivals poisson`. Windows
-are measured until throughput and median latency agree over three of them. The report also has the
-server's own figures: the stages in Server-Timing, the batches in /metrics.
+are measured until throughput and median latency agree over three of them; `--requests 1000` sends just
+as many instead. The report also has the server's own figures: the stages in Server-Timing, the batches
+in /metrics.
 """
 
 import json
@@ -105,6 +106,14 @@ def main(
     concurrency: Annotated[
         str, typer.Option(help="Numbers of connections in a closed loop, separated by commas.")
     ] = "1,4,16",
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000_000,
+            help="Send this many requests with each number of connections, without warm-up and windows.",
+        ),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second in an open loop.")] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="Arrival pattern for --rate.")] = Arrivals.POISSON,
     warm_up: Annotated[
@@ -139,10 +148,14 @@ def main(
     plan = Plan(warm_up, window, min(3, windows), windows)
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise typer.BadParameter("--rate must be a positive number")
+    if requests is not None and (rate is not None or motor != "python"):
+        raise typer.BadParameter("--requests is for a closed loop of the load generator python")
     loads = numbers(concurrency)
     try_out(target)
     if rate is None:
-        results = [target.closed(count, plan) for count in tqdm(loads, desc="loads", mininterval=1)]
+        closed = partial(target.closed, plan=plan)
+        measure = partial(target.exactly, requests) if requests else closed
+        results = [measure(count) for count in tqdm(loads, desc="loads", mininterval=1)]
     else:
         results = [target.open(rate, arrivals, plan)]
     publish(target, results, limit, json_file, csv_file, plot)

@@ -21,12 +21,16 @@ OWN_PACKAGES = (
     "numpy",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "pillow",
     "torch",
     "torchvision",
     "uvicorn",
 )
 """Packages of this project's environment that decide its speed."""
+
+WRITTEN = (":!notebooks/*.ipynb", ":!benchmarks/results")
+"""Paths, for git, that measurements write."""
 
 Facts = dict[str, str | dict[str, str]]
 
@@ -39,9 +43,22 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Returns the checkout's short hash, with `-dirty` when files differ; empty outside a checkout."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    """Returns the checkout's short hash; empty outside a checkout, or without git.
+
+    `-dirty` when files differ, other than those that measurements write.
+    """
+    commands = (
+        ["describe", "--always", "--exclude=*"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ".", *WRITTEN],
+    )
+    try:
+        known, changed = (
+            subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, check=False).stdout  # noqa: S603, S607
+            for command in commands
+        )
+    except FileNotFoundError:
+        return ""
+    return known.decode().strip() + "-dirty" * bool(changed)
 
 
 def versions() -> dict[str, str]:

@@ -24,6 +24,11 @@ from smallplates.cli.load.server_side import Scrape, requests_of
 T = TypeVar("T")
 
 
+def named(connections: int) -> str:
+    """Returns how a closed loop is called; the number comes first."""
+    return f"{connections} connection{'s' if connections > 1 else ''}"
+
+
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine like asyncio.run, also beside a running loop, as in a notebook."""
     try:
@@ -173,12 +178,12 @@ class Target:
     def exactly(self, total: int, senders: int) -> Measurement:
         """Measures exactly `total` requests, by `senders` clients that wait for their answers."""
         loop_ = ClosedLoop(self.connections(), self.wire(), senders, total)
-        name = f"{total} requests, {senders} at a time"
+        name = f"{named(senders)}, {total} requests"
         return self._measure(partial(run_python, name, loop_, Plan(0, None, 1, 1)))
 
     def closed(self, concurrency: int, plan: Plan) -> Measurement:
         """Measures `concurrency` clients that wait for their answers."""
-        name = f"{concurrency} connection{'s' if concurrency > 1 else ''}"
+        name = named(concurrency)
         if self.motor == "wrk":
             return self._measure(partial(run_wrk, name, self.url, self.payloads(), concurrency, plan))
         loop_ = ClosedLoop(self.connections(), self.wire(), concurrency)

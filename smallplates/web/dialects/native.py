@@ -41,6 +41,7 @@ class ModelResponse(BaseModel):
     version: str
     title: str = Field(description="Heading for people, such as the page's; may be empty.")
     description: str
+    sha256: str | None = Field(description="Digest of its `model.json`; null if it has none.")
     task: str = Field(description="What a request means.")
     labels: list[str]
     image: ImagePipeline | None

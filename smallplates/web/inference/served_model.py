@@ -220,6 +220,7 @@ class ServedModel:
         return {
             **self.description.model_dump(include=fields),
             "title": self.description.title,
+            "sha256": self.handle.model.digest or None,
             "request_schema": None if task.request_signature is None else task.request_schema,
             "answer_schema": None if task.request_signature is None else task.answer_schema,
             "example": task.json_example,

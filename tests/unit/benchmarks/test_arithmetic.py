@@ -1,14 +1,18 @@
 """The arithmetic of the benchmarks: what is recorded, when it is steady, how it is written down."""
 
+import itertools
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import compare_report, table
+from benchmarks import compare_report, notebook, table
 from smallplates.cli.load import machine, report
 from smallplates.cli.load.http_client import Answer, post
+from smallplates.cli.load.measurement import Measurement
 from smallplates.cli.load.payloads import photos
 from smallplates.cli.load.recorder import Recorder, are_stable, merge, ms
 from smallplates.cli.load.server_side import Scrape
@@ -50,6 +54,75 @@ def test_other_answers_are_counted_and_not_timed() -> None:
     assert recorder.without_retry_after == 1
     assert recorder.server_ms() is None
     assert recorder.distribution() == []
+
+
+def test_the_commit_is_that_of_what_measurements_do_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    assert machine.commit() == ""
+    for name in ("code.py", "notebooks/1.ipynb", "benchmarks/results/1.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for command in (
+        ["init"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a", "commit", "-mx"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    clean = machine.commit()
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    for name in ("notebooks/1.ipynb", "benchmarks/results/1.json"):
+        (tmp_path / name).write_text("measured")
+    assert machine.commit() == clean
+    (tmp_path / "code.py").write_text("changed")
+    assert machine.commit() == f"{clean}-dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert machine.commit() == ""
+
+
+def seen(**figures: Any) -> Measurement:  # Any: of all their types
+    usual: dict[str, Any] = {
+        "load": "one",
+        "motor": "python",
+        "seconds": 4.0,
+        "per_second": 100.0,
+        "statuses": {"200": 400},
+    }
+    usual |= dict.fromkeys(("p50", "p90", "p95", "p99", "longest"), 1.0)
+    return Measurement(**usual | {"stable": True, "generator_cores": 0.1, "machine_busy": 0.5} | figures)
+
+
+@pytest.mark.parametrize(
+    ("figures", "others", "doubtful"),
+    [
+        ({}, 0.0, False),
+        ({}, 1.0, True),
+        ({"stable": False}, 0.0, True),
+        ({"stable": False, "offered_per_second": 101.0, "late_p99": 1.0}, 0.0, False),
+        ({"offered_per_second": 120.0, "late_p99": 1.0}, 0.0, True),
+        ({"offered_per_second": 100.0, "late_p99": 9.0}, 0.0, True),
+        ({"statuses": {"200": 400, "503": 1}}, 0.0, True),
+    ],
+)
+def test_what_makes_a_measurement_doubtful(
+    figures: dict[str, Any], others: float, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = itertools.count(0.0, 1e6 * others)  # seconds of other programs, in no time
+    monkeypatch.setattr(notebook, "others_seconds", lambda: next(used))
+    measured = []
+
+    def measure() -> Measurement:
+        measured.append(seen(**figures))
+        return measured[-1]
+
+    _, reasons = notebook.undisturbed(measure)
+    assert (len(measured), bool(reasons)) == ((2, True) if doubtful else (1, False))
+
+
+def test_latencies_within_a_tenth_are_about_the_same() -> None:
+    for after, verdict in ((10.9, "about the same"), (12.0, "longer"), (8.0, "shorter")):
+        assert notebook.compared(10.0, after).endswith(verdict)
 
 
 def test_windows_are_merged() -> None:

@@ -198,6 +198,25 @@ def test_a_server_that_refuses_gets_one_request_unless_it_is_overloaded(status: 
         assert (len(stub.asked) == 1) == (status != 503)
 
 
+def test_a_number_of_requests_is_sent_with_each_number_of_connections(tmp_path: Path) -> None:
+    with server({"/predict": {}}) as (url, received):
+        load(url, "--requests=7", "--concurrency=1,9", "--warm-up=60", f"--json={tmp_path / 'seen'}")
+    posted = [asked for asked in received if asked.path == "/predict"]
+    assert len(posted) == 1 + 2 * 7  # the first one shows whether the server refuses
+    seen = json.loads((tmp_path / "seen").read_text())["results"]
+    assert [row["statuses"] for row in seen] == [{"200": 7}] * 2
+    assert [row["load"].split()[0] for row in seen] == ["1", "9"]  # of the plot
+
+
+@pytest.mark.parametrize("options", [("--rate=5",), ("--motor=wrk",)])
+def test_a_number_of_requests_is_for_a_closed_loop_in_python(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", str)  # as if wrk were installed
+    with server({"/predict": {}}) as (url, _):
+        assert "--requests is for a closed loop" in load(url, "--requests=3", *options, code=2)
+
+
 def test_the_path_of_the_url_comes_first() -> None:
     with server({"/below/predict": {}}) as (url, _):
         load(f"{url}/below/", "--window=1")

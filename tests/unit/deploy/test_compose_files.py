@@ -148,6 +148,17 @@ def test_an_overlay_fits_one_replica_and_several(overlay: str) -> None:
     assert added <= single & several
 
 
+def test_jupyter_can_have_pytorch_and_write_models() -> None:
+    jupyter = services_of("services")["jupyter"]
+    default = jupyter["build"]["args"]["REQUIREMENTS"].partition(":-")[2].rstrip("}")
+    packages, more = (
+        (DOCKER.parent / "notebooks" / name).read_text() for name in (default, "requirements-pt.txt")
+    )
+    assert "\ntorch==" in more
+    assert "\ntorch==" not in packages
+    assert "/app/runs" in {mounted.partition(":")[0] for mounted in jupyter["tmpfs"]}
+
+
 def test_what_holds_keys_is_not_committed() -> None:
     assert {"docker/.env", "docker/secrets/"} <= set((ROOT / ".gitignore").read_text().split())
 
