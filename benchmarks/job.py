@@ -1,4 +1,5 @@
-"""Job of `jobs`: a process that classifies one image and prints its class.
+"""Job of `jobs`: a process that classifies one image. It prints the class, and the seconds in which it
+imported the library and loaded the model, which are 0 for a client.
 
 `python -m benchmarks.job load BACKEND MODEL THREADS PHOTO` loads a model of its own, as a script without
 a service does: plain PyTorch or plain ONNX Runtime, for a single inference.
@@ -7,24 +8,32 @@ a service does: plain PyTorch or plain ONNX Runtime, for a single inference.
 
 import json
 import sys
+import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 TIMEOUT_S = 120
 
 
-def load(backend: str, model_dir: str, threads: int, photo: bytes) -> str:
+def load(backend: str, model_dir: str, threads: int, photo: bytes) -> tuple[str, float, float]:
     """Classifies with a model of this process; imports only what the backend needs."""
+    started = time.perf_counter()
     if backend == "fastapi_pt":
         import torch
 
         from benchmarks.peers.eager import Eager
 
         torch.set_num_threads(threads)
-        return str(Eager(model_dir).image_file(photo)["prediction"])
-    from benchmarks.peers.common import Classify
+        imported = time.perf_counter()
+        model: Any = Eager(model_dir)
+    else:
+        from benchmarks.peers.common import Classify
 
-    return str(Classify(model_dir, "plain", threads).image_file(photo)["prediction"])
+        imported = time.perf_counter()
+        model = Classify(model_dir, "plain", threads)
+    loaded = time.perf_counter()
+    return str(model.image_file(photo)["prediction"]), imported - started, loaded - imported
 
 
 def ask(url: str, photo: bytes) -> str:
@@ -36,14 +45,14 @@ def ask(url: str, photo: bytes) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the job and prints its class."""
+    """Runs the job and prints its line."""
     photo = Path(arguments[-1]).read_bytes()
     if arguments[0] == "ask":
-        answer = ask(arguments[1], photo)
+        answer, import_s, load_s = ask(arguments[1], photo), 0.0, 0.0
     else:
         backend, model_dir, threads = arguments[1:4]
-        answer = load(backend, model_dir, int(threads), photo)
-    sys.stdout.write(f"{answer}\n")
+        answer, import_s, load_s = load(backend, model_dir, int(threads), photo)
+    sys.stdout.write(f"{answer}\t{import_s:.4f}\t{load_s:.4f}\n")
 
 
 if __name__ == "__main__":

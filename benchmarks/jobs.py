@@ -22,6 +22,12 @@ from smallplates.settings import ROOT
 from smallplates.system import cpus
 
 JOB_S = 300
+SAME: dict[str, dict[str, object]] = {
+    "fastapi_pt": {"precision": "fp32"},
+    "fastapi_onnx": {"precision": "fp32", "cpu_runtime": "onnxruntime"},
+}
+"""Settings with which the service computes as a job with its own model does."""
+
 START_S = 600
 ANSWER = "/predict"
 
@@ -52,6 +58,8 @@ class Outcome:
     images_per_second: float = 0.0
     cpu_percent: float = 0.0  # highest CPU use of jobs and service together; 100 is one core
     memory_mb: float = 0.0  # highest memory of jobs and service together, from the service's start on
+    importing: float = 0.0  # share of the jobs' time in which they import the library
+    loading: float = 0.0  # and in which they load the model
     answers: list[str] = field(default_factory=list)  # class of each image
 
     def row(self) -> dict[str, object]:
@@ -62,13 +70,26 @@ class Outcome:
             "start s": self.start_s,
             "jobs s": self.seconds,
             "images/s": self.images_per_second,
+            "importing %": 100 * self.importing,
+            "loading %": 100 * self.loading,
             "CPU %": self.cpu_percent,
             "memory MB": self.memory_mb,
         }
 
 
-def run_job(command: Sequence[str], usage: Usage) -> str:
-    """Returns the job's output. Raises RuntimeError when the job fails or takes too long."""
+@dataclass(frozen=True)
+class Done:
+    """A job that has ended: the class, and its seconds."""
+
+    answer: str
+    import_s: float
+    load_s: float
+    seconds: float  # from the start of the process to its end
+
+
+def run_job(command: Sequence[str], usage: Usage) -> Done:
+    """Returns what the job did. Raises RuntimeError when the job fails or takes too long."""
+    started = time.perf_counter()
     arguments = [sys.executable, "-m", "benchmarks.job", *command]
     with Popen(arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True) as process:  # noqa: S603
         usage.add(process.pid)
@@ -79,7 +100,8 @@ def run_job(command: Sequence[str], usage: Usage) -> str:
             raise RuntimeError(f"a job took longer than {JOB_S} s") from None
     if process.returncode:
         raise RuntimeError(f"a job failed: {complaint[-2000:]}")
-    return output.strip()
+    answer, import_s, load_s = output.rstrip("\n").split("\t")
+    return Done(answer, float(import_s), float(load_s), time.perf_counter() - started)
 
 
 def nothing() -> None:
@@ -91,22 +113,25 @@ def measure(
 ) -> Outcome:
     """Runs the jobs; returns the outcome with their figures."""
 
-    def run(command: Sequence[str]) -> str:
-        answer = run_job(command, usage)
+    def run(command: Sequence[str]) -> Done:
+        done = run_job(command, usage)
         progress()
-        return answer
+        return done
 
     started = time.perf_counter()
     with ThreadPoolExecutor(outcome.at_once) as executor:
-        answers = list(executor.map(run, commands))
+        done = list(executor.map(run, commands))
     seconds = time.perf_counter() - started
+    in_jobs = sum(job.seconds for job in done)
     return replace(
         outcome,
         seconds=seconds,
-        images_per_second=len(answers) / seconds,
+        images_per_second=len(done) / seconds,
         cpu_percent=usage.cpu_percent,
         memory_mb=usage.memory_mb,
-        answers=answers,
+        importing=sum(job.import_s for job in done) / in_jobs,
+        loading=sum(job.load_s for job in done) / in_jobs,
+        answers=[job.answer for job in done],
     )
 
 
@@ -141,8 +166,9 @@ def centralised(
     max_queue_delay_us: int = 0,
     progress: Progress = nothing,
 ) -> Outcome:
-    """Measures the same jobs as clients of one service, which runs only for them."""
-    settings = {
+    """Measures the same jobs as clients of one service, which runs only for them, in fp32 as they do."""
+    settings: dict[str, object] = {
+        **SAME[backend],
         "model_dir": model_dir.resolve(),
         "instances": instances,
         "max_batch_size": max_batch_size,
