@@ -4,6 +4,7 @@ BACKEND ?= fastapi_onnx
 DATA ?= ../shared
 MODEL ?= models/food11
 TRITON := runs/triton-test
+PERF := runs/perf-analyzer
 PYTRITON := nvidia-pytriton==0.7.0 \
 	--hash=sha256:21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df \
 	--hash=sha256:f99e07ee56fe065337453956afba17d2673e02ec6a632c3de26ce6e7b32a0898
@@ -32,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run run-ray test test-all test-slow test-docs test-gpu test-triton test-wheel test-ray test-docker test-transformers
 .PHONY: test-clients
 .PHONY: triton-repository bench bench-gpu
-.PHONY: notebooks lint format accuracy quantise train proto lock pin-images wheel docs docs-tables
+.PHONY: notebooks notebook-triton lint format accuracy quantise train proto lock pin-images wheel docs docs-tables
 .PHONY: clean
 
 run: .venv/$(BACKEND).installed  ## the page and the API; BACKEND=fastapi_pt for PyTorch
@@ -69,8 +70,8 @@ test-transformers: .venv-transformers/installed  ## exports answer as transforme
 test-clients: .venv-clients/installed .venv-clients/node_modules  ## libraries that people use call the service; 600 MB, and Node
 	.venv-clients/bin/python -m pytest -W default -m clients tests/clients
 
-triton-repository: .venv/fastapi_onnx.installed  ## runs/triton-repository, from MODEL; for docker/docker-compose-triton.yaml
-	$(BIN)/python -m smallplates.export.triton --model $(MODEL)
+triton-repository: .venv/fastapi_onnx.installed .venv/$(BACKEND).installed  ## of MODEL, for docker/docker-compose-triton.yaml
+	$(BIN)/python -m smallplates.export.triton --backend $(BACKEND:fastapi_%=%) --model $(MODEL)
 
 test-docker: .venv/dev.installed  ## images and compose files for real; needs a Docker engine; IMAGES= builds fewer
 	IMAGES="$(IMAGES)" $(BIN)/python -m pytest -m docker $(TESTS)
@@ -82,7 +83,10 @@ bench-gpu: .venv/gpu.installed  ## both backends on a GPU, alone and served; ben
 	$(BIN)/python -m benchmarks gpu --json benchmarks/results/gpu.json
 
 notebooks: .venv/dev-all.installed  ## runs them from top to bottom, outputs kept
-	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/*.ipynb
+	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/[1-6]_*.ipynb
+
+notebook-triton: .venv/dev-all.installed $(TRITON)/installed $(PERF)/installed  ## the seventh: beside a real Triton
+	TQDM_DISABLE=1 $(BIN)/jupyter execute --inplace notebooks/7_triton.ipynb
 
 lint: .venv/dev.installed  ## style and types
 	$(BIN)/ruff check
@@ -171,6 +175,13 @@ clean:
 	$(BIN)/python -m pip uninstall --quiet --yes onnxruntime
 	echo "onnxruntime; sys_platform == 'never'" | $(BIN)/uv pip install --quiet --python $(BIN)/python \
 		-r pyproject.toml --extra onnx-gpu --extra pt --override -
+	@touch $@
+
+# perf_analyzer is a program in a wheel; it needs Debian's libb64, which takes no root to unpack
+$(PERF)/installed: notebooks/perf-analyzer.txt | .venv/bin/python
+	rm -rf $(PERF) && mkdir -p $(PERF)
+	$(BIN)/python -m pip install $(EXACTLY) --target $(PERF) -r $<
+	ldconfig -p | grep -q libb64.so.0 || { cd $(PERF) && apt-get download -q libb64-0d && dpkg -x libb64-0d*.deb .; }
 	@touch $@
 
 # nvidia-pytriton carries a Triton with the Python backend; its own Python code is not used

@@ -12,6 +12,7 @@ try:
         gpu,
         jobs_command,
         limit,
+        lock,
         model,
         neighbours,
         overload,
@@ -28,6 +29,7 @@ except ModuleNotFoundError as error:
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 app.command("bench")(bench.main)
 app.command("limit")(limit.main)
+app.command("lock")(lock.main)
 app.command("stress")(stress.main)
 app.command("model")(model.main)
 app.command("backends")(backends.main)

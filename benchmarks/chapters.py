@@ -130,6 +130,11 @@ def stress(content: Content) -> str:
     return table(rows, {**columns, "memory": "{memory_mb:.0f} MB"})
 
 
+def shares(row: Content) -> str:
+    """The shares of a job's time that a model of its own takes; older results lack them."""
+    return f"{row['importing']:.0%}, {row['loading']:.0%}" if row.get("importing") else ""
+
+
 def jobs(content: Content) -> str:
     """A model in every job against one service for all."""
     columns: dict[str, Cell] = {
@@ -137,6 +142,7 @@ def jobs(content: Content) -> str:
         "service start": lambda row: f"{row['start_s']:.1f} s" * (row["instances"] > 0),
         "jobs": "{seconds:.1f} s",
         "images/s": "{images_per_second:.2f}",
+        "importing, loading": shares,
         "highest CPU": "{cpu_percent:.0f} %",
         "highest memory": "{memory_mb:.0f} MB",
     }

@@ -2,8 +2,8 @@
 
 `python -m benchmarks jobs` classifies N images, each in a process of its own: first with a model that
 the process loads itself, 1 to M at a time; then as clients of this service, with one instance, with
-batching, with more instances. All compute in fp32 with the same library. `decentralised` and
-`centralised` measure one such arrangement each; notebooks call them, too.
+batching, with more instances. `decentralised` and `centralised` measure one such arrangement each;
+notebooks call them, too.
 """
 
 import sys
@@ -23,6 +23,12 @@ from smallplates.settings import ROOT
 from smallplates.system import cpus
 
 JOB_S = 300
+SAME: dict[str, dict[str, object]] = {
+    "fastapi_pt": {"precision": "fp32"},
+    "fastapi_onnx": {"precision": "fp32", "cpu_runtime": "onnxruntime"},
+}
+"""Settings with which the service computes as a job with its own model does."""
+
 START_S = 600
 ANSWER = "/predict"
 
@@ -60,6 +66,8 @@ class Outcome:
     mean_batch: float | None = None  # images that the service computed together
     cpu_percent: float = 0.0  # highest CPU use of jobs and service together; 100 is one core
     memory_mb: float = 0.0  # highest memory of jobs and service together, from the service's start on
+    importing: float = 0.0  # share of the jobs' time in which they import the library
+    loading: float = 0.0  # and in which they read the weights
     answers: list[str] = field(default_factory=list)  # class of each image
 
     def row(self) -> dict[str, object]:
@@ -78,11 +86,19 @@ class Outcome:
         }
 
 
-def run_job(command: Sequence[str], usage: Usage) -> tuple[str, float, float]:
-    """Returns the class, and the seconds of the whole job and of its classification.
+@dataclass(frozen=True)
+class Done:
+    """A job that has ended: the class, and its seconds."""
 
-    Raises RuntimeError when the job fails or takes too long.
-    """
+    answer: str
+    import_s: float
+    load_s: float
+    classify_s: float
+    seconds: float  # from the start of the process to its end
+
+
+def run_job(command: Sequence[str], usage: Usage) -> Done:
+    """Returns what the job did. Raises RuntimeError when the job fails or takes too long."""
     started = time.perf_counter()
     arguments = [sys.executable, "-m", "benchmarks.job", *command]
     with Popen(arguments, cwd=ROOT, stdout=PIPE, stderr=PIPE, text=True) as process:  # noqa: S603
@@ -94,8 +110,9 @@ def run_job(command: Sequence[str], usage: Usage) -> tuple[str, float, float]:
             raise RuntimeError(f"a job took longer than {JOB_S} s") from None
     if process.returncode:
         raise RuntimeError(f"a job failed: {complaint[-2000:]}")
-    seconds, _, answer = output.strip().partition(" ")
-    return answer, time.perf_counter() - started, float(seconds)
+    answer, *figures = output.rstrip("\n").split("\t")
+    import_s, load_s, classify_s = map(float, figures)
+    return Done(answer, import_s, load_s, classify_s, time.perf_counter() - started)
 
 
 def nothing() -> None:
@@ -107,24 +124,27 @@ def measure(
 ) -> Outcome:
     """Runs the jobs; returns the outcome with their figures."""
 
-    def run(command: Sequence[str]) -> tuple[str, float, float]:
+    def run(command: Sequence[str]) -> Done:
         done = run_job(command, usage)
         progress()
         return done
 
     started = time.perf_counter()
     with ThreadPoolExecutor(outcome.at_once) as executor:
-        answers, whole, classifying = zip(*executor.map(run, commands), strict=True)
+        done = list(executor.map(run, commands))
     seconds = time.perf_counter() - started
+    in_jobs, classifying = sum(job.seconds for job in done), sum(job.classify_s for job in done)
     return replace(
         outcome,
         seconds=seconds,
-        images_per_second=len(answers) / seconds,
-        classify_s=sum(classifying) / len(answers),
-        load_share=1 - sum(classifying) / sum(whole),
+        images_per_second=len(done) / seconds,
+        classify_s=classifying / len(done),
+        load_share=1 - classifying / in_jobs,
         cpu_percent=usage.cpu_percent,
         memory_mb=usage.memory_mb,
-        answers=list(answers),
+        importing=sum(job.import_s for job in done) / in_jobs,
+        loading=sum(job.load_s for job in done) / in_jobs,
+        answers=[job.answer for job in done],
     )
 
 
@@ -159,9 +179,9 @@ def centralised(
     max_queue_delay_us: int = 0,
     progress: Progress = nothing,
 ) -> Outcome:
-    """Measures the same jobs as clients of one service, which runs only for them."""
-    settings = {
-        **service.ALIKE,
+    """Measures the same jobs as clients of one service, which runs only for them, in fp32 as they do."""
+    settings: dict[str, object] = {
+        **SAME[backend],
         "model_dir": model_dir.resolve(),
         "instances": instances,
         "max_batch_size": max_batch_size,

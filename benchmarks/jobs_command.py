@@ -66,7 +66,7 @@ def arrangements(
         return lambda progress: decentralised(model_dir, photos, backend, images, count, progress)
 
     def served(count: int, batch: int = 1, delay: int = 0) -> Measurement:
-        clients = max(at_once)
+        clients = max(*at_once, max_batch_size)  # as many as fill a batch
         return lambda progress: centralised(
             model_dir, photos, backend, images, clients, count, batch, delay, progress
         )
@@ -78,7 +78,7 @@ def arrangements(
 
 def main(
     images: Annotated[int, typer.Option(min=1, help="Images to classify, a process each.")] = 100,
-    at_once: Annotated[str, typer.Option(help="Jobs at once; the clients: the most of them.")] = "1,2,4",
+    at_once: Annotated[str, typer.Option(help="Jobs with their own model at once.")] = "1,2,4",
     instances: Annotated[str, typer.Option(help="Of the model in the service.")] = "1,2,4,8",
     backend: Annotated[
         list[Backend] | None, typer.Option(help="May be repeated; PyTorch alone by default.")
@@ -87,8 +87,8 @@ def main(
     model_dir: Annotated[Path | None, typer.Option("--model", help="A model's folder instead.")] = None,
     photos: Annotated[Path, typer.Option(help="A JPEG, or a folder of them.")] = SAMPLES,
     max_batch_size: Annotated[
-        int, typer.Option(min=2, max=512, help="Full if there are as many clients.")
-    ] = 4,
+        int, typer.Option(min=2, max=512, help="So many clients call the service.")
+    ] = 8,
     max_queue_delay_us: Annotated[
         int, typer.Option(min=0, help="Of the service with batching.")
     ] = 20_000,

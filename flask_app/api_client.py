@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from flask_app import tensor_model
 from flask_app.errors import ApiAnswerError, ApiError
 from flask_app.settings import Settings
 from smallplates.client import (
@@ -18,7 +19,9 @@ from smallplates.client import (
     ServingClientError,
     answers,
     calls,
+    triton,
 )
+from smallplates.client.answers import Answer as HttpAnswer
 
 STATUSES_WITHOUT_CODE = (400, 404)
 PASSED_ON = ("Server-Timing", "X-Request-ID", "Retry-After", "X-Input-Truncated")
@@ -73,6 +76,8 @@ class ApiClient:
             trust_env=False,  # no proxy is meant for the API
         )
         self._api = self._client.asynchronous
+        self._triton: dict[str, tensor_model.Config] = {}
+        """Triton's models that are loaded, by name; the first is the default."""
 
     def close(self) -> None:
         """Closes the pooled connections."""
@@ -81,10 +86,15 @@ class ApiClient:
     def predict(self, photo: bytes, visit: Visit, top_k: int, model: str | None = None) -> Answer:
         """Asks for the best classes of an image file. Raises ApiError.
 
-        `model` is the name of one of several models.
+        `model` is the name of one of several models. One with a `pipeline` gets a tensor instead.
         """
+        if self.pipeline(model):
+            config = self._triton[tensor_model.NAME]
+            call = tensor_model.call(config, photo)
+            answer = self._answer(lambda: self._api.send(call, answers.result, visit.options), visit)
+            return Answer(tensor_model.best(config, answer.body, top_k), answer.headers)
         options: PredictOptions = {**visit.options, "top_k": top_k, "base64": self._native}
-        if model:
+        if model and self._native:
             options["model"] = model
         try:
             return self._answer(lambda: self._api.predict(photo, **options), visit)
@@ -92,6 +102,14 @@ class ApiClient:
             if self._native or error.status not in STATUSES_WITHOUT_CODE:
                 raise
             raise self._explain_refusal(error) from error
+
+    def pipeline(self, model: str | None) -> Mapping[str, Any] | None:  # Any: JSON
+        """Returns how to prepare a photo for a model that takes tensors; None for the others."""
+        asked = model if model == tensor_model.NAME else next(iter(self._triton), None)
+        image: Mapping[str, Any] | None = (
+            self._triton[asked]["image"] if asked == tensor_model.NAME else None
+        )
+        return image
 
     def ask(self, path: str, content: bytes, visit: Visit) -> Answer:
         """Posts JSON; returns the JSON of the answer, of any shape. Raises ApiError."""
@@ -116,7 +134,7 @@ class ApiClient:
 
     def _explain_refusal(self, error: ApiAnswerError) -> ApiError:
         """Tells what Triton's 400 or 404 means: a bad image, or a model that is not loaded."""
-        reason = self.not_ready()
+        reason = self._default_not_ready()
         if reason is not None:
             return ApiAnswerError(503, {"code": "unavailable", "detail": reason}, error.headers)
         return ApiAnswerError(error.status, {**error.body(), "code": "invalid_image"}, error.headers)
@@ -131,10 +149,45 @@ class ApiClient:
     def model(self, name: str | None = None) -> Mapping[str, Any]:  # Any: JSON
         """Returns the answer of `GET /model`, or of `GET /model/NAME`. Raises ApiError."""
         with translation():
-            return self._client.model(name, timeout_s=STATUS_TIMEOUT_S).body
+            if self._native:
+                return self._client.model(name, timeout_s=STATUS_TIMEOUT_S).body
+            self._triton = loaded = self._loaded()
+        if name == tensor_model.NAME and name in loaded:
+            return {**loaded[name], "name": name}
+        first = next(iter(loaded.values()))
+        names = [first["name"], *list(loaded)[1:]]
+        return {**first, "models": [{"name": each, "state": "ready"} for each in names]}
+
+    def _loaded(self) -> dict[str, tensor_model.Config]:
+        """Returns Triton's models for photos that are loaded. Raises ServingClientError for none."""
+
+        def read(answer: HttpAnswer) -> tensor_model.Config:
+            return {**answer.json(), **triton.model(answer).body}
+
+        found: dict[str, tensor_model.Config] = {}
+        for name in (triton.MODEL, tensor_model.NAME):
+            work = self._api.send(
+                calls.get(triton.model_path(name)), read, {"timeout_s": STATUS_TIMEOUT_S}
+            )
+            try:
+                config = self._client.wait(work)
+            except ServingClientError as error:
+                if error.status not in triton.NOT_READY or (name == tensor_model.NAME and not found):
+                    raise
+            else:
+                if name == triton.MODEL or {"input", "image", "labels"} <= config.keys():
+                    found[name] = config
+        return found
 
     def not_ready(self) -> str | None:
         """Returns None when the API is ready, else its reason. Raises ApiError."""
+        reason = self._default_not_ready()
+        if reason is not None and not self._native:
+            with suppress(ServingClientError):
+                return reason if tensor_model.NAME not in self._loaded() else None
+        return reason
+
+    def _default_not_ready(self) -> str | None:
         with translation():
             readiness = self._client.ready(timeout_s=STATUS_TIMEOUT_S)
         return None if readiness else readiness.detail

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -54,6 +54,11 @@ class Asking:
         """Returns what is known of the model; it classifies photos if nothing is."""
         return self._service.model(g.get("model", "")) or self._unknown
 
+    def pipeline(self) -> Mapping[str, Any] | None:  # Any: JSON
+        """Returns how to prepare photos for a model that takes tensors; None for the others."""
+        model = self.model()
+        return self._api.pipeline(model.name if model.is_one_of_several else None)
+
     def outcome(self, content: Any) -> Outcome:  # Any: a Photo, or JSON
         """Asks with a photo or the JSON of a request. Raises PageError."""
         if isinstance(content, Photo):
@@ -70,6 +75,8 @@ class Asking:
         model = self.model()
         name = model.name if model.is_one_of_several else None
         image = self._decoder.for_the_api(content)
+        if pipeline := self.pipeline():
+            image = self._decoder.tensor(image, pipeline)
         answer = self._api.predict(image, g.visit, words.PHOTOS.top_k(model.labels), name)
         outcome = outcome_of(model, None, answer)
         best = outcome.answer.body

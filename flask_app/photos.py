@@ -1,7 +1,8 @@
 """Prepares uploads: makes names harmless, converts HEIC and AVIF, renders thumbnails.
 
-The API checks and decodes the images. This module decodes only what the API cannot, and thumbnails for
-browsers without JavaScript, which have no preview. It writes nothing to disk.
+The API checks and decodes the images. This module decodes only what the API cannot, thumbnails for
+browsers without JavaScript, which have no preview, and photos for Triton's `food_classifier_onnx`, which
+takes tensors. It writes nothing to disk.
 """
 
 import base64
@@ -10,10 +11,11 @@ import importlib.util
 import io
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image, ImageOps, _imaging, features
 
@@ -78,6 +80,11 @@ class Decoder:
             return None
         return f"data:image/jpeg;base64,{base64.b64encode(small).decode('ascii')}"
 
+    def tensor(self, content: bytes, pipeline: Mapping[str, Any]) -> bytes:  # Any: JSON
+        """Returns what a model takes that has no preprocessing of its own. Raises UploadError."""
+        with _any_error_as(UploadError("unsupported_image", "this image cannot be read")):
+            return self._thread.submit(_tensor, content, pipeline).result()
+
     def _jpeg(self, content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
         return self._thread.submit(_jpeg, content, kinds, side, quality).result()
 
@@ -93,21 +100,27 @@ def _any_error_as(error: UploadError) -> Iterator[None]:
         raise error from reason
 
 
-def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
-    """Returns an upright JPEG of at most `side` pixels, without metadata, on white."""
+def _flat(content: bytes, kinds: tuple[str, ...], side: int = 0) -> Image.Image:
+    """Returns an upright RGB image on white, of at most `side` pixels if that is not 0."""
     with Image.open(io.BytesIO(content), formats=kinds) as image:
         scans = content.count(b"\xff\xda") if image.format == "JPEG" else 1
         if image.width * image.height * max(1, scans / USUAL_SCANS) > MAX_PIXELS:
             raise UploadError("image_too_large", f"more than {MAX_PIXELS:,} pixels")
-        image.thumbnail((side, side))
+        if side:
+            image.thumbnail((side, side))
         ImageOps.exif_transpose(image, in_place=True)
         rgba = _in_8_bits(image).convert("RGBA")
         if image.format in ("BMP", "TIFF") and rgba.getchannel("A").getbbox() is None:
             rgba.putalpha(255)  # many programs leave these bytes empty
     flat = Image.new("RGB", rgba.size, "white")
     flat.paste(rgba, mask=rgba.getchannel("A"))
+    return flat
+
+
+def _jpeg(content: bytes, kinds: tuple[str, ...], side: int, quality: int) -> bytes:
+    """Returns an upright JPEG of at most `side` pixels, without metadata, on white."""
     buffer = io.BytesIO()
-    flat.save(buffer, "JPEG", quality=quality)
+    _flat(content, kinds, side).save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
 
 
@@ -118,6 +131,27 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
     top = float(image.getextrema()[1])  # type: ignore[arg-type]  # of one channel, a number
     scale = 255 if top <= 1 else 2.0 ** min(0, 8 - 8 * -(-int(top).bit_length() // 8))
     return image.point(lambda value: value * scale + 0).convert("L")
+
+
+def _tensor(content: bytes, pipeline: Mapping[str, Any]) -> bytes:
+    """Returns normalised float32 [3, height, width], by the steps of `image` in model.json."""
+    image = _flat(content, READABLE)
+    resample = Image.Resampling[pipeline.get("filter", "bilinear").upper()]
+    size, crop = pipeline["resize"], pipeline.get("center_crop")
+    if isinstance(size, int):
+        size = [int(each * size / min(image.size) + 1e-6) for each in reversed(image.size)]
+    image = image.resize(size[::-1], resample)
+    if crop:
+        height, width = (crop, crop) if isinstance(crop, int) else crop
+        left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+        image = image.crop((left, top, left + width, top + height))
+    image = image.resize((pipeline.get("enlarge") or image.size[::-1])[::-1], resample)
+    bands = image.split()[:: -1 if pipeline.get("channels") == "BGR" else 1]
+    return b"".join(map(_normalised, bands, pipeline["mean"], pipeline["std"]))
+
+
+def _normalised(band: Image.Image, mean: float, std: float) -> bytes:
+    return band.convert("F").point(lambda value: value * (1 / (255 * std)) - mean / std).tobytes()
 
 
 def _foreign_format(content: bytes) -> str | None:

@@ -40,7 +40,7 @@ TEXTS = (
     "The film lasts two hours and is in black and white.",
 )
 OF_VIEWS: dict[str, dict[str, tuple[Sample, ...] | tuple[str, ...]]] = {
-    "photos": {"food11": SAMPLES},
+    "photos": {"food11": SAMPLES, "food_classifier_onnx": SAMPLES},
     "text": {"sentiment": TEXTS},
 }
 """View -> name of a model -> its samples; all other models have none."""

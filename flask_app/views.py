@@ -189,8 +189,9 @@ class Views:
         """Returns what the code that visitors copy depends on, beside the model."""
         settings = self.settings
         api_url = settings.api_url if is_reachable(settings.api_url, request.host) else None
+        public = settings.public_api_url or api_url
         return {
-            "api_url": settings.public_api_url or api_url,
+            "api_url": None if self._asking.pipeline() else public,  # a photo is not its request
             "keyed": settings.api_key is not None,
             "protocol": settings.api_protocol,
         }

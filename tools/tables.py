@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_settings import BaseSettings
 
-from benchmarks import chapters
+from benchmarks import chapters, ratios
 from benchmarks.markdown import markdown
 from benchmarks.sizing import sizing
 from flask_app.settings import Settings as PageSettings
@@ -315,6 +315,7 @@ def parts() -> dict[str, dict[str, str]]:
             "thresholds": fields_table(Thresholds),
         },
         "docs/performance.md": {name: chapters.chapter(name) for name in chapters.RENDERERS},
+        "docs/tutorial-ratios.md": {"ratios": ratios.ratios(), "lock": ratios.lock()},
         "docs/ray.md": {"ray": chapters.ray()},
         "docs/scale.md": {"sizing": sizing(chapters.read(chapters.RESULTS, "scale"))},
         "docs/status-and-limits.md": {

@@ -39,11 +39,15 @@ def predict(photo: bytes, timeout_s: float, options: PredictOptions) -> Call:
     if options.get("base64"):
         tensor["data"] = [base64.b64encode(photo).decode("ascii")]
         return Call("POST", path, {"Content-Type": "application/json"}, json.dumps(content).encode())
-    element = len(photo).to_bytes(4, "little") + photo
-    tensor["parameters"] = {"binary_data_size": len(element)}
+    return binary(path, content, len(photo).to_bytes(4, "little") + photo)
+
+
+def binary(path: str, content: dict[str, Any], tensor: bytes) -> Call:
+    """Builds a request whose only input follows the JSON as bytes."""
+    content["inputs"][0]["parameters"] = {"binary_data_size": len(tensor)}
     head = json.dumps(content).encode()
     headers = {"Content-Type": "application/octet-stream", JSON_LENGTH: str(len(head))}
-    return Call("POST", path, headers, head + element)
+    return Call("POST", path, headers, head + tensor)
 
 
 def prediction(answer: Answer, top_k: int | None) -> Prediction:

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from benchmarks import triton
 from tests.servers import ROOT, UNMEASURED
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -18,6 +19,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Jupyter's own
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path) -> None:
+    if "triton" in path.stem and not (triton.TRITON.exists() and triton.PERF.exists()):
+        pytest.skip("no Triton: make notebook-triton sets one up")
     notebook = nbformat.read(path, as_version=4)
     quick = {"NOTEBOOK_QUICK": "1", "TQDM_DISABLE": "1", **UNMEASURED}
     client = NotebookClient(

@@ -262,3 +262,20 @@ def test_protocols_can_be_switched_off(fake_settings: dict[str, str]) -> None:
             assert [answers(f"/{name}/{names[name]}") for name in names] == [True, False, False]
             checked = (b"\x0a" + bytes([len(name)]) + name.encode() for name in names)
             assert [answers(HEALTH_PATH, each) for each in checked] == [True, False, False]
+
+
+def test_ten_threads_of_a_tensorflow_serving_client_become_one_batch(
+    fake_settings: dict[str, str],
+) -> None:
+    """docs/tutorial-ratios.md has the settings and the client."""
+    ten = {"instances": "1", "max_batch_size": "10", "preferred_batch_sizes": "10"}
+    with (
+        fake_service(fake_settings, **ten, max_queue_delay_us="10000000") as (url, _),
+        ThreadPoolExecutor(10) as threads,
+    ):
+        pictures = [command(class_index=index) for index in range(10)]
+        answers = list(threads.map(lambda picture: tfserving(url, picture).json(), pictures))
+        labels = [answer["predictions"][0]["FOOD_LABEL"] for answer in answers]
+        assert len(set(labels)) == 10
+        assert metric(url, "serving_batch_size_count") == 1
+        assert metric(url, "serving_batch_size_sum") == 10

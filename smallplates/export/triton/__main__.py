@@ -28,11 +28,13 @@ def main() -> int:
         metavar="FOLDER",
         help="folder, or NAME=FOLDER; overrides SERVING_MODELS and SERVING_MODEL_DIR",
     )
+    backend = "what computes photos in Triton's Python backend; pt, on a GPU with SERVING_DEVICE=cuda"
+    parser.add_argument("--backend", choices=("onnx", "pt"), default="onnx", help=backend)
     parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
     arguments = parser.parse_args()
     settings = Settings(**({"models": arguments.model} if arguments.model else {}))
     try:
-        build(arguments.out, settings)
+        build(arguments.out, settings, arguments.backend)
     except (ConfigurationError, OSError) as error:
         print(f"no repository was written: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -3,7 +3,7 @@
 OUT/PHOTOS/config.pbtxt
 OUT/PHOTOS/VERSION/model.py        photo_model.py
 OUT/PHOTOS/VERSION/smallplates/    copies of the modules that model.py imports
-OUT/PHOTOS/VERSION/model.onnx      with the normalisation, as this service runs it
+OUT/PHOTOS/VERSION/model.onnx      with the normalisation, as this service runs it; model.pt for PyTorch
 OUT/TENSORS/config.pbtxt, labels.txt
 OUT/TENSORS/VERSION/model.onnx
 
@@ -12,7 +12,9 @@ them its name and NAME_tensor. Triton needs nothing else but the packages in req
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -45,13 +47,15 @@ CARRIED = (
 """Modules of `smallplates` that `photo_model.py` imports, directly or indirectly."""
 
 
-def build(out: Path, settings: Settings) -> None:
+def build(out: Path, settings: Settings, backend: str = "onnx") -> None:
     """Writes or replaces both models of each configured folder in `out`; other folders stay.
+
+    `backend` computes photos: `onnx`, or `pt` for PyTorch.
 
     Raises ConfigurationError for a model that Triton cannot serve, before anything is written, and
     OSError.
     """
-    parts = [Parts.read(model, settings) for model in configured_models(settings).values()]
+    parts = [Parts.read(model, settings, backend) for model in configured_models(settings).values()]
     names = [name for part in parts for name in (part.configs.photo_name, part.configs.tensor_name)]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two models have the same name in Triton: {', '.join(names)}")
@@ -67,11 +71,11 @@ class Parts:
     named: onnx.ModelProto
     """The network with tensors of known names."""
 
-    with_pixels: onnx.ModelProto
-    """The network with the normalisation."""
+    save_with_pixels: Callable[[Path], object]
+    """Writes the network with the normalisation into a folder."""
 
     @classmethod
-    def read(cls, model: Model, settings: Settings) -> "Parts":
+    def read(cls, model: Model, settings: Settings, backend: str) -> "Parts":
         """Reads a folder. Raises ConfigurationError for a model that Triton cannot serve."""
         description = model.description
         if description.task != IMAGE_CLASSIFICATION:
@@ -80,10 +84,17 @@ class Parts:
                 f"only {IMAGE_CLASSIFICATION} can be written for Triton"
             )
         original = onnx.load(model.file("model.onnx"))
+        if backend == "pt":
+            from smallplates.export.triton.torch_network import save as save_torch  # needs PyTorch
+
+            save: Callable[[Path], object] = partial(save_torch, model)
+        else:
+            with_pixels = with_two_inputs(original, description.pipeline)
+            save = lambda folder: onnx.save(with_pixels, folder / "model.onnx")  # noqa: E731
         return cls(
-            Configs(description, model.settings(settings)),
+            Configs(description, model.settings(settings), backend),
             with_known_names(original, description.pipeline.output_size, len(description.labels)),
-            with_two_inputs(original, description.pipeline),
+            save,
         )
 
     def write(self, out: Path) -> None:
@@ -98,7 +109,7 @@ class Parts:
             copy = version / "smallplates" / f"{name}.py"
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(PACKAGE / f"{name}.py", copy)
-        onnx.save(self.with_pixels, version / "model.onnx")
+        self.save_with_pixels(version)
 
         tensor = empty_folder(out / configs.tensor_name)
         (tensor / "config.pbtxt").write_text(configs.tensor())

@@ -23,7 +23,7 @@ output [
   {{ name: {label} data_type: TYPE_STRING dims: [ 1 ] }},
   {{ name: {probability} data_type: TYPE_FP32 dims: [ 1 ] }}
 ]
-instance_group [ {{ count: {instances} kind: KIND_CPU }} ]
+instance_group [ {{ count: {instances} kind: {kind} }} ]
 {batching}parameters {{ key: "model.json" value {{ string_value: {description} }} }}
 parameters {{ key: "max_image_pixels" value {{ string_value: "{max_image_pixels}" }} }}
 parameters {{ key: "intra_op_threads" value {{ string_value: "{threads}" }} }}
@@ -58,6 +58,8 @@ class Configs:
 
     description: ModelDescription
     settings: Settings
+    backend: str = "onnx"
+    """What computes photos; PyTorch, `pt`, may do so on a GPU."""
 
     @property
     def photo_name(self) -> str:
@@ -73,7 +75,7 @@ class Configs:
         return next((name for name, of in self.description.aliases.items() if of == form), None)
 
     def photo(self) -> str:
-        """Returns the one for photos: BYTES [N, 1] to labels and probabilities [N, 1], on CPUs."""
+        """Returns the one for photos: BYTES [N, 1] to labels and probabilities [N, 1]."""
         names = self.description.names
         columns = {
             field: json.dumps(names.get(field, field.upper()), ensure_ascii=False)
@@ -82,6 +84,7 @@ class Configs:
         return PHOTO_CONFIG.format(
             name=self.photo_name,
             max_image_pixels=self.settings.max_image_pixels,
+            kind=self._kind() if self.backend == "pt" else KINDS["cpu"],
             **columns,
             **self._common(),
         )
@@ -95,9 +98,14 @@ class Configs:
             width=width,
             classes=len(self.description.labels),
             labels=LABELS_FILE,
-            kind=KINDS[self.settings.device],
+            kind=self._kind(),
             **self._common(),
         )
+
+    def _kind(self) -> str:
+        """Returns the kind of an instance, and the GPUs if the settings name some."""
+        gpus = ", ".join(map(str, self.settings.devices))
+        return KINDS[self.settings.device] + f" gpus: [ {gpus} ]" * bool(gpus)
 
     def _common(self) -> dict[str, object]:
         settings = self.settings

@@ -1,19 +1,19 @@
 """Model of Triton's Python backend, `model.py`: photos in, labels and probabilities out.
 
 `build.py` copies it into `MODEL/VERSION/`, beside the modules of `smallplates` that it imports, so
-that it decodes and scores as the service does. A request's parameter `top_k` asks for that many classes
-of each photo, best first, instead of one.
+that it decodes and scores as the service does. It computes `model.onnx` with ONNX Runtime, or `model.pt`
+with PyTorch, on a GPU if the instance is of the kind GPU. A request's parameter `top_k` asks for that
+many classes of each photo, best first, instead of one.
 """
 
 import json
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
@@ -25,15 +25,18 @@ from smallplates.tasks.image.decode import ImageDecoder
 
 Request = Any  # Triton's classes exist only in Triton
 Response = Any
+Pixels = NDArray[np.uint8]
+"""[N, height, width, 3]."""
+
+Network = Callable[[Pixels], NDArray[np.float32]]
+"""Computes logits [N, classes]."""
 
 
 @dataclass(frozen=True)
 class Photos:
     """Photos of one request."""
 
-    pixels: NDArray[np.uint8]
-    """[N, height, width, 3]."""
-
+    pixels: Pixels
     top_k: int
 
 
@@ -55,14 +58,15 @@ class TritonPythonModel:
         description = ModelDescription.model_validate_json(parameter("model.json"))
         self.labels, self.activation = description.labels, ACTIVATIONS[description.activation]
         self.decoder = ImageDecoder(description.pipeline, int(parameter("max_image_pixels")))
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = int(parameter("intra_op_threads"))
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
-        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.pixels, self.tensor = (graph_input.name for graph_input in self.session.get_inputs())
-        self.no_tensor = np.empty((0, 3, *description.pipeline.output_size), np.float32)
+        threads, folder = int(parameter("intra_op_threads")), Path(args["model_repository"])
+        file = folder / args["model_version"] / "model.pt"
+        if file.exists():
+            on_gpu = args.get("model_instance_kind") == "GPU"
+            device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+            self.network = torch_network(file, threads, device)
+        else:
+            no_tensor = np.empty((0, 3, *description.pipeline.output_size), np.float32)
+            self.network = onnx_network(file.with_suffix(".onnx"), threads, no_tensor)
 
     def execute(self, requests: list[Request]) -> list[Response]:
         """Returns one response for each request, in order; computes all readable photos as one batch."""
@@ -109,9 +113,7 @@ class TritonPythonModel:
         """Computes logits [classes] for every photo of all requests, in order."""
         if not batches:
             return ()
-        inputs = {self.pixels: np.concatenate(batches), self.tensor: self.no_tensor}
-        rows: NDArray[np.float32] = self.session.run(None, inputs)[0]
-        return rows
+        return self.network(np.concatenate(batches))
 
     def answer(self, photos: Photos, rows: Iterator[NDArray[np.float32]]) -> Response:
         """Returns labels and probabilities [N, top_k]; takes a row of logits for each photo."""
@@ -120,6 +122,39 @@ class TritonPythonModel:
         probabilities = np.array([[score["probability"] for score in top] for top in tops], np.float32)
         tensors = [pb_utils.Tensor(self.label, labels), pb_utils.Tensor(self.probability, probabilities)]
         return pb_utils.InferenceResponse(output_tensors=tensors)
+
+
+def onnx_network(file: Path, threads: int, no_tensor: NDArray[np.float32]) -> Network:
+    """Opens the graph with ONNX Runtime, on the CPU; its second input is for tensors."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    pixels, tensor = (graph_input.name for graph_input in session.get_inputs())
+
+    def infer(batch: Pixels) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = session.run(None, {pixels: batch, tensor: no_tensor})[0]
+        return rows
+
+    return infer
+
+
+def torch_network(file: Path, threads: int, device: str) -> Network:
+    """Opens the traced network with PyTorch, on the CPU or on one GPU."""
+    import torch
+
+    torch.set_num_threads(threads)
+    network = torch.jit.load(file, map_location=device)
+
+    def infer(batch: Pixels) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            rows: NDArray[np.float32] = network(torch.from_numpy(batch).to(device)).cpu().numpy()
+        return rows
+
+    return infer
 
 
 def error_response(detail: str, code: Any) -> Response:  # an enumeration of the backend

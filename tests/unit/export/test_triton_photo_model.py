@@ -4,6 +4,7 @@ import base64
 import importlib
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,19 @@ SETTINGS = Settings(device="cpu", precision="fp32", max_image_pixels=1_000_000)
 PHOTOS = [pictures.jpeg(), pictures.rotated(6), pictures.encode(pictures.plate(90, 200), "PNG")]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Any:  # TritonPythonModel, imported below
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
+
+
+@pytest.fixture(
+    scope="module", params=["onnx", pytest.param("pt", marks=[pytest.mark.slow, needs_torch])]
+)
+def model(  # TritonPythonModel, imported below
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Any:
     folder = tmp_path_factory.mktemp("triton")
-    build(folder, SETTINGS)
+    build(folder, SETTINGS, request.param)
+    version = folder / "food_classifier" / "1"
+    assert (version / f"model.{request.param}").exists()
     return started(folder / "food_classifier")
 
 

@@ -45,6 +45,27 @@ def config(repository: Path, name: str) -> Config:
     return parsed((repository / name / "config.pbtxt").read_text())
 
 
+@pytest.mark.parametrize(
+    ("backend", "device", "devices", "kind"),
+    [
+        ("onnx", "cuda", [], "KIND_CPU"),
+        ("pt", "cpu", [], "KIND_CPU"),
+        ("pt", "cuda", [], "KIND_GPU"),
+        ("pt", "cuda", [0, 2], "KIND_GPU"),
+    ],
+)
+def test_photos_are_computed_on_a_gpu_by_pytorch_only(
+    backend: str, device: str, devices: list[int], kind: str
+) -> None:
+    settings = Settings(device=device, devices=devices)
+    configs = Configs(Model.read(settings.model_dir).description, settings, backend)
+    (group,) = parsed(configs.photo()).instance_group
+    assert model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind) == kind
+    assert list(group.gpus) == devices
+    (group,) = parsed(configs.tensor()).instance_group
+    assert list(group.gpus) == devices
+
+
 def test_the_tensor_model_is_the_graph_s(repository: Path) -> None:
     tensors = config(repository, TENSORS)
     folder = repository / TENSORS
