@@ -17,7 +17,7 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_tensor_type_proto as tensor_type
 from onnx.reference import ReferenceEvaluator
 
-from fastapi_onnx.batch_rules import RULES, Call, MixedError, Shape, Tensor, keep, product
+from fastapi_onnx.batch_rules import DOMAINS, RULES, Call, MixedError, Shape, Tensor, keep, product
 from fastapi_onnx.normalisation import model_inputs
 from smallplates.models.tensors import EXAMPLE_LENGTHS, Array
 
@@ -90,8 +90,6 @@ class BatchAxis:
     def _outputs(self, node: onnx.NodeProto, known: Tensors) -> list[Tensor]:
         """Returns what is known of a node's outputs."""
         inputs = [known.get(name) for name in node.input]
-        if node.op_type == "CastLike" and inputs[1]:  # only its type counts
-            inputs[1] = with_value(Tensor(inputs[1].type), stand_in(inputs[1], []))
         given = [one for one in inputs if one]
         graphs = {part.name: part.g for part in node.attribute if part.HasField("g")}
         types = self._types(node, known)
@@ -107,13 +105,17 @@ class BatchAxis:
             if mixers:
                 return [Tensor(kind, mixer=mixers[0]) for kind in types]
             if node.op_type in ("Shape", "Size"):
-                return computed(node, types, [stand_in(given[0], given[0].shape)])
+                sizes = [size for size in given[0].shape if size is not None]
+                is_known = len(sizes) == given[0].rank
+                return computed(node, types, [np.broadcast_to(0, sizes) if is_known else None])
             if all(one.rows is None for one in given):
                 made = computed(node, types, [one.value if one else None for one in inputs])
                 return [self._repeated(node.op_type, given, one) for one in made]
-            outputs, domain = [*map(Tensor, types)], "" if node.domain == "ai.onnx" else node.domain
-            call = Call(node, inputs, outputs, self._size, self._opsets.get(node.domain, 1))
-            axes = RULES[domain, node.op_type](call)
+            keep(node.domain in DOMAINS)
+            places = {place: one for place, one in enumerate(inputs) if one}
+            opset = self._opsets.get(node.domain, 1)
+            call = Call(node, places, [*map(Tensor, types)], self._size, opset)
+            axes = RULES[node.op_type](call)
             return [*apart(call, [axes] * len(types) if isinstance(axes, int) else axes)]
         except (MixedError, LookupError, ValueError):  # an unknown operator, or shapes against it
             rows, first = index_of_items(node, inputs)
@@ -241,14 +243,6 @@ def computed(
         found = ReferenceEvaluator(node).run(None, feeds)
         return [*map(with_value, made, found)]
     return made
-
-
-def stand_in(tensor: Tensor, shape: Shape) -> Array | None:
-    """Returns an array of a tensor's type, which takes no memory; None if that or a size is unknown."""
-    kind, sizes = tensor.kind, [size for size in shape if size is not None]
-    if not kind or len(sizes) < len(shape):
-        return None
-    return np.broadcast_to(np.zeros((), helper.tensor_dtype_to_np_dtype(kind)), sizes)
 
 
 def with_value(tensor: Tensor, value: Array | None) -> Tensor:

@@ -6,9 +6,7 @@ to be known better. Called by `batch_axis.py`.
 """
 
 import math
-import re
-import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,10 +77,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A node with its inputs; those that it leaves out are None."""
+    """A node with its inputs, by their places; without those that it leaves out."""
 
     node: onnx.NodeProto
-    inputs: Sequence[Tensor | None]
+    inputs: Mapping[int, Tensor]
     outputs: Sequence[Tensor]
     """Only their types are known."""
 
@@ -100,37 +98,21 @@ class Call:
         values = (part for part in self.node.attribute if part.name == name)
         return next(map(onnx.helper.get_attribute_value, values), default)
 
-    def __getitem__(self, place: int) -> Tensor:
-        """Returns an input. Raises MixedError if it is left out."""
-        if self.has(place) and (found := self.inputs[place]):
-            return found
-        raise MixedError
-
-    def has(self, place: int) -> bool:
-        """Returns whether an input is given."""
-        return place < len(self.inputs) and self.inputs[place] is not None
-
     def numbers(self, place: int) -> list[Any]:
         """Returns an input's numbers, none if it is left out. Raises MixedError for unknown ones."""
-        if not self.has(place):
+        if place not in self.inputs:
             return []
-        if (value := self[place].value) is None:
-            raise MixedError
-        return list(np.atleast_1d(value).tolist())
-
-    @property
-    def given(self) -> list[Tensor]:
-        """The inputs that are given; the first of `lead` has the items."""
-        return [one for one in self.inputs if one]
+        keep(self.inputs[place].value is not None)
+        return list(np.asarray(self.inputs[place].value).ravel().tolist())
 
     @property
     def lead(self) -> Tensor:
         """The first input that has the items."""
-        return next(one for one in self.given if one.rows is not None)
+        return next(one for one in self.inputs.values() if one.rows is not None)
 
     def rows(self, *places: int) -> int:
         """Returns the items' axis in the first input; only it and those of `places` may have items."""
-        having = {place for place, one in enumerate(self.inputs) if one and one.rows is not None}
+        having = {place for place, one in self.inputs.items() if one.rows is not None}
         keep(0 in having and having <= {0, *places})
         return self.lead.rank + self.lead.place
 
@@ -155,18 +137,17 @@ def product(sizes: Iterable[int | None]) -> int:
 
 def each(call: Call) -> int:
     """Computes each number from those in the same place, broadcast from the last axis on."""
-    keep(call.are_even(call.given, call.lead.place))
-    return max(one.rank for one in call.given) + call.lead.place
+    keep(call.are_even(call.inputs.values(), call.lead.place))
+    return max(one.rank for one in call.inputs.values()) + call.lead.place
 
 
 def first(*places: int) -> Rule:
     """Computes items along the first axis of the first input and of those of `places`."""
 
     def rule(call: Call) -> int:
-        keep(call.rows(*places) == 0 and call[0].rank > 1)
-        keep(
-            all(call[place].is_even(-call[place].rank, call.size) for place in places if call.has(place))
-        )
+        keep(call.rows(*places) == 0 and call.inputs[0].rank > 1)
+        others = [call.inputs[place] for place in places if place in call.inputs]
+        keep(all(one.is_even(-one.rank, call.size) for one in others))
         return 0
 
     return rule
@@ -177,22 +158,46 @@ def only_first(rule: Rule) -> Rule:
     return lambda call: [axes if isinstance(axes := rule(call), int) else axes[0]]
 
 
-def before(count: int) -> Rule:
-    """Computes along the last axes, of which there are `count` or more."""
+def along(axes: Callable[[Call, int], Iterable[int]]) -> Rule:
+    """Computes along some axes, given a call and its number of axes; they may then be left out."""
 
     def rule(call: Call) -> int:
-        keep(call.rows() < call.axis(-count, call[0].rank))
-        return call.rows()
+        rows, rank = call.rows(), call.inputs[0].rank
+        found = {axis % rank for axis in axes(call, rank)}
+        keep(rows not in found)
+        return rows - (0 if call.option("keepdims", 1) else sum(axis < rows for axis in found))
 
     return rule
 
 
+def from_axis(call: Call, rank: int) -> Iterable[int]:
+    """Returns the axes of a layer's normalisation: one and those behind it."""
+    return range(call.axis(-1, rank), rank)
+
+
+def softmax_axes(call: Call, rank: int) -> Iterable[int]:
+    """Returns one axis; older versions take all from one on together."""
+    return [call.option("axis", -1)] if call.opset >= 13 else range(call.axis(1, rank), rank)
+
+
+def reduced_axes(call: Call, rank: int) -> Iterable[int]:
+    """Returns the axes that are given; without any, it may be all of them."""
+    axes: Sequence[int] = call.option("axes") or call.numbers(1)
+    return axes or range(0 if call.option("noop_with_empty_axes") else rank)
+
+
+def channel_axes(call: Call, rank: int) -> Iterable[int]:
+    """Returns the axis with stored numbers; in training, with more outputs in older versions, all."""
+    is_training = call.option("training_mode") or len([*filter(None, call.node.output)]) > 1
+    return range(rank) if is_training else [1]
+
+
 def beside(default: int) -> Rule:
-    """Computes along one axis, which is not that of the items."""
+    """Computes along one axis, which is not that of the items, of tensors with as many axes."""
 
     def rule(call: Call) -> int:
         rank, place = call.lead.rank, call.lead.place
-        alike = [one for one in call.given if one.rows is not None or one.rank == rank]
+        alike = [one for one in call.inputs.values() if one.rows is not None or one.rank == rank]
         keep(call.axis(default, rank) != rank + place)
         keep(all(one.rank == rank for one in alike) and call.are_even(alike, place))
         keep(len({one.shape[place] for one in alike}) == 1)
@@ -201,46 +206,24 @@ def beside(default: int) -> Rule:
     return rule
 
 
-def softmax(call: Call) -> Axes:
-    """Older versions take all axes from one on together."""
-    if call.opset >= 13:
-        return beside(-1)(call)
-    keep(call.rows() < call.axis(1, call[0].rank))
-    return call.rows()
-
-
-def without(call: Call, given: Sequence[int]) -> int:
-    """Computes along some axes, which may then be left out."""
-    axes = {axis % call[0].rank for axis in given}
-    keep(axes and call.rows() not in axes)
-    return call.rows() - (0 if call.option("keepdims", 1) else sum(axis < call.rows() for axis in axes))
-
-
-def reduced(call: Call) -> int:
-    """Reduces some axes; without any, all of them."""
-    axes = call.option("axes") or call.numbers(1)
-    return call.rows() if not axes and call.option("noop_with_empty_axes") else without(call, axes)
-
-
 def reshaped(call: Call) -> int:
     """Numbers keep their order, so an item keeps its own if as many groups of items come before it."""
-    groups, shape = product(call[0].shape[: call.rows()]), call.outputs[0].shape
+    groups, shape = product(call.inputs[0].shape[: call.rows()]), call.outputs[0].shape
     for axis, size in enumerate(shape):
         if groups and size and size % call.size == 0 and product(shape[:axis]) == groups:
             return axis
     raise MixedError
 
 
-def expanded(call: Call) -> int:
-    """Repeats numbers along other axes."""
-    axis = call.outputs[0].rank + call[0].place
-    keep(call.outputs[0].shape[axis] == call[0].shape[call.rows()])
-    return axis
+def transposed(call: Call) -> int:
+    """Takes the axes in another order."""
+    axes = call.option("perm") or range(call.inputs[0].rank)[::-1]
+    return [*axes].index(call.rows())
 
 
 def gathered(call: Call) -> int:
     """Takes places of an axis: the same ones of each item, or each item's own of a table."""
-    table, places = call[0], call[1]
+    table, places = call.inputs[0], call.inputs[1]
     axis = call.axis(0, table.rank)
     if table.rows is None:
         return axis + places.rank + places.place
@@ -251,7 +234,7 @@ def gathered(call: Call) -> int:
 
 def gathered_by_index(call: Call) -> int:
     """As `gathered`, by indices of several axes; the first may be that of the item itself."""
-    table, places = call[0], call[1]
+    table, places = call.inputs[0], call.inputs[1]
     shared, last = call.option("batch_dims", 0), places.shape[-1] or 0
     if table.rows is None or table.rows < shared:
         keep(not places.mixer and places.rows is not None and places.place < -1)
@@ -279,96 +262,73 @@ def own(places: Array | None, size: int, group: int) -> int:
 
 
 def multiplied(left: int, right: int) -> Rule:
-    """Multiplies matrices, of any number of axes, that are the inputs of these places."""
-
-    def place_of(matrix: Tensor, is_transposed: object, inner: int) -> set[int]:
-        if matrix.rows is None:
-            return set()
-        place = -3 - matrix.place if is_transposed and matrix.place > -3 else matrix.place
-        keep(place != inner and matrix.rank > 1)
-        return {place}
+    """Multiplies the matrices of these places, and adds or scales by numbers of the others."""
 
     def rule(call: Call) -> int:
-        one, two = call[left], call[right]
-        having = [other.rows is not None for other in call.given]
-        both = (one.rows is not None) + (two.rows is not None)
-        keep(sum(having) == both and not (call.option("transBatchA") or call.option("transBatchB")))
-        places = place_of(one, call.option("transA"), -1) | place_of(two, call.option("transB"), -2)
-        keep(len(places) == 1)
-        place = places.pop()
-        keep(call.are_even([one, two], place) if place < -2 else both == 1)
-        rank = max(one.rank, two.rank) - (one.rank == 1) - (two.rank == 1)
-        return rank + place + (two.rank == 1) + (one.rank == 1 and place < -2)
+        pair = call.inputs[left], call.inputs[right]
+        keep(not (call.option("transBatchA") or call.option("transBatchB")))
+        keep(all(one.rank > 1 for one in pair))
+        turned = call.option("transA"), call.option("transB")
+        having = [one.rows is not None for one in pair]
+        (place,) = {
+            -3 - one.place if is_turned and one.place > -3 else one.place
+            for one, is_turned in zip(pair, turned, strict=True)
+            if one.rows is not None
+        }
+        keep(call.are_even(pair, place) if place < -2 else having == [place == -2, place == -1])
+        others = (one for at, one in call.inputs.items() if at not in (left, right))
+        keep(call.are_even(others, place))
+        return max(one.rank for one in pair) + place
 
     return rule
-
-
-def general_product(call: Call) -> int:
-    """Multiplies a matrix of items with one of weights, and adds numbers."""
-    keep(call.rows(2) == int(bool(call.option("transA"))))
-    keep(not call.has(2) or call[2].is_even(-2, call.size))
-    return 0
 
 
 def einsum(call: Call) -> int:
     """The items' letter is the same in all inputs that have it, and in the output."""
     left, _, right = call.option("equation").decode().replace(" ", "").partition("->")
-    terms, most = left.split(","), 0
-    for at, (term, one) in enumerate(zip(terms, call.given, strict=True)):
-        more = (one.rank - len(term) + 3) * ("..." in term)
-        terms[at], most = term.replace("...", string.digits[10 - more :]), max(more, most)
-    pairs = [*zip(terms, call.given, strict=True)]
-    letters = {term[one.rows] for term, one in pairs if one.rows is not None}
-    letter, output = letters.pop(), right.replace("...", string.digits[10 - most :])
-    keep(not letters and letter in output)
+    pairs = [*zip(left.split(","), call.inputs.values(), strict=True)]
+    keep("." not in left)
+    (letter,) = {term[one.rows] for term, one in pairs if one.rows is not None}
     for term, one in pairs:
-        places = [match.start() - one.rank for match in re.finditer(letter, term)]
-        keep(len(places) < 2 and all(one.is_even(place, call.size) for place in places))
-    return int(output.index(letter))
+        keep(term.count(letter) < 2)
+        keep(letter not in term or one.is_even(term.index(letter) - one.rank, call.size))
+    return right.index(letter)
 
 
-def sliced(call: Call) -> int:
-    """Takes a part of other axes, or all of this one in its order."""
-    rows, shape = call.rows(), call[0].shape
-    starts = call.option("starts") or call.numbers(1)
-    axes = call.option("axes") or call.numbers(3) or range(len(starts))
-    steps = call.numbers(4) or [1] * len(starts)
-    for start, axis, step in zip(starts, axes, steps, strict=True):
-        keep(axis % len(shape) != rows or (start == 0 and step == 1))
-    keep(call.outputs[0].shape[rows] == shape[rows])
-    return rows
+def unmoved(name: str = "", place: int = -1) -> Rule:
+    """Changes other axes only: this one keeps its size, and no number of an input is negative.
+
+    These are the steps of a Slice, or the places that Pad adds.
+    """
+
+    def rule(call: Call) -> int:
+        axis = call.outputs[0].rank + call.inputs[0].place
+        keep(call.outputs[0].shape[axis] == call.inputs[0].shape[call.rows()])
+        keep(all(number >= 0 for number in call.option(name) or call.numbers(place)))
+        return axis
+
+    return rule
 
 
-def padded(call: Call) -> int:
-    """Adds places to other axes."""
-    pads, rank, rows = call.option("pads") or call.numbers(1), call[0].rank, call.rows()
-    axes = [axis % rank for axis in call.numbers(3) or range(rank)]
-    keep(pads and (rows not in axes or not any(pads[axes.index(rows) :: len(axes)])))
-    return rows
-
-
-def resized(call: Call) -> int:
+def resized(call: Call) -> Axes:
     """Interpolates along other axes."""
-    rows, rank = call.rows(), call[0].rank
     keep(call.option("coordinate_transformation_mode") != b"tf_crop_and_resize")
-    keep(call.option("keep_aspect_ratio_policy", b"stretch") == b"stretch")
-    keep(call.outputs[0].shape[rows] == call[0].shape[rows])
+    keep(not call.option("axes") and not call.option("keep_aspect_ratio_policy"))
     scales = call.option("scales") or call.numbers(1 if call.opset < 11 else 2)
-    axes = [axis % rank for axis in call.option("axes") or range(rank)]
-    keep(not scales or rows not in axes or scales[axes.index(rows)] == 1)
-    return rows
+    keep(not scales or scales[call.rows()] == 1)
+    return unmoved()(call)
 
 
 def of_numbers(call: Call) -> int:
     """Makes an axis of each number."""
-    return call.rows() + (call.axis(-1, call[0].rank + 1) <= call.rows())
+    return call.rows() + (call.axis(-1, call.inputs[0].rank + 1) <= call.rows())
 
 
 def scaled(call: Call) -> int:
     """Quantises by scales that do not depend on the items: by one, or one for each of another axis."""
-    rows, scale = call.rows(), call[1]
-    keep(scale.rank < 2 or scale.is_even(call[0].place, call.size))
-    keep(scale.rank != 1 or scale.shape == [1] or call.axis(1, call[0].rank) != rows)
+    rows, rank, scale = call.rows(), call.inputs[0].rank, call.inputs[1]
+    keep(scale.rank < 2 or scale.is_even(rows - rank, call.size))
+    keep(scale.rank != 1 or scale.shape == [1] or call.axis(1, rank) != rows)
     return rows
 
 
@@ -377,100 +337,93 @@ def recurrent(call: Call) -> list[int]:
     axis = 0 if call.option("layout") else 1
     keep(call.rows(4, 5, 6) == axis)
     for place, expected in ((4, 0), (5, axis), (6, axis)):
-        keep(not call.has(place) or call[place].is_even(expected - call[place].rank, call.size))
+        state = call.inputs.get(place)
+        keep(state is None or state.is_even(expected - state.rank, call.size))
     return [2 * axis, axis, axis]
 
 
 def selected(call: Call) -> Axes:
     """Takes places of the last axis, or numbers of a table at the places of the items."""
-    table, places = call[0], call[1]
+    table, places = call.inputs[0], call.inputs[1]
     if table.rows is not None:
-        return before(1)(call)
+        return along(from_axis)(call)
     keep(table.rank == 1 and product(places.shape[: places.rows]) == 1)
     return 1
 
 
-def normalised(call: Call) -> int:
-    """Normalises by stored numbers, those of each place of the second axis."""
-    keep(call.rows() != 1 and call[0].rank > 1 and not call.option("training_mode"))
-    keep(len([*filter(None, call.node.output)]) == 1)  # older versions are in training with more
-    return call.rows()
-
-
 def attended(call: Call) -> Axes:
     """Queries, keys and values of each item, and masks whose first of four axes is the items'."""
-    keep(not call.has(3) or call[3].is_even(-4, call.size))
-    return first(1, 2, *([3] if call.has(3) and call[3].rows == 0 else []))(call)
+    if call.node.domain == MICROSOFT:
+        return first(3, 5)(call)
+    mask = call.inputs.get(3)
+    keep(mask is None or mask.is_even(-4, call.size))
+    return first(1, 2, *([3] if mask and mask.rows == 0 else []))(call)
 
 
-MICROSOFT, CLASSICAL = "com.microsoft", "ai.onnx.ml"
-ROWS: list[tuple[str, Rule, str]] = [
+def rotated(call: Call) -> Axes:
+    """Turns each place by its position; positions of each item are known of ONNX Runtime's only."""
+    return first(*([1] if call.node.domain == MICROSOFT else [1, 2]))(call)
+
+
+MICROSOFT = "com.microsoft"
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", MICROSOFT)
+"""Domains of the operators in RULES; those of the same name have the same rule."""
+
+ROWS: list[tuple[Rule, str]] = [
     (
-        "",
         each,
-        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr "
-        "BitwiseXor Cast CastLike Ceil Celu Clip Cos Cosh Div Dropout Elu Equal Erf Exp Floor Gelu "
-        "Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual "
-        "Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid "
-        "Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor",
+        "Abs Acos Acosh Add And Asin Asinh Atan Atanh BiasGelu Binarizer BitShift BitwiseAnd BitwiseNot "
+        "BitwiseOr BitwiseXor Cast CastLike CategoryMapper Ceil Celu Clip Cos Cosh Div Dropout Elu "
+        "Equal Erf Exp FastGelu Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf "
+        "IsNaN LabelEncoder LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu "
+        "Pow QLinearAdd QLinearLeakyRelu QLinearMul QLinearSigmoid QuickGelu Reciprocal Relu Round Selu "
+        "Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu "
+        "Where Xor",
     ),
-    ("", first(), "AveragePool Col2Im Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool"),
-    ("", first(), "GlobalLpPool GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool"),
-    ("", first(), "QLinearConv SpaceToDepth"),
-    ("", first(1), "GridSample"),
-    ("", only_first(first()), "MaxPool"),
-    ("", only_first(normalised), "BatchNormalization"),
-    ("", lambda call: without(call, call.option("axes", [0, 2, 3])), "MeanVarianceNormalization"),
-    ("", before(1), "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
-    ("", before(2), "Det Trilu"),
-    ("", softmax, "Hardmax LogSoftmax Softmax"),
-    ("", beside(-1), "LpNormalization TopK"),
-    ("", beside(0), "Concat GatherElements ScatterElements Split"),
-    ("", lambda call: without(call, call.numbers(1)), "CumSum"),
-    ("", reduced, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin"),
-    ("", reduced, "ReduceProd ReduceSum ReduceSumSquare"),
-    ("", lambda call: without(call, [call.option("axis", 0)]), "ArgMax ArgMin"),
-    ("", reshaped, "Flatten Reshape Squeeze Unsqueeze"),
     (
-        "",
-        lambda call: [*(call.option("perm") or range(call[0].rank)[::-1])].index(call.rows()),
-        "Transpose",
+        first(),
+        "AveragePool CDist Col2Im Conv ConvInteger ConvTranspose DepthToSpace FeatureVectorizer "
+        "GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNorm GroupNormalization Imputer "
+        "InstanceNormalization LRN LinearClassifier LinearRegressor LpPool Normalizer OneHotEncoder "
+        "QLinearAveragePool QLinearConv QLinearGlobalAveragePool SVMClassifier SVMRegressor Scaler "
+        "SpaceToDepth TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     ),
-    ("", expanded, "Expand Tile"),
-    ("", gathered, "Gather"),
-    ("", gathered_by_index, "GatherND"),
-    ("", multiplied(0, 1), "MatMul MatMulInteger"),
-    ("", multiplied(0, 3), "QLinearMatMul"),
-    ("", general_product, "Gemm"),
-    ("", einsum, "Einsum"),
-    ("", sliced, "Slice"),
-    ("", padded, "Pad"),
-    ("", resized, "Resize Upsample"),
-    ("", of_numbers, "OneHot"),
-    ("", scaled, "DequantizeLinear QuantizeLinear"),
-    ("", recurrent, "GRU LSTM RNN"),
-    ("", only_first(attended), "Attention"),
-    ("", lambda call: (first(3) if call.has(3) else first(1, 2))(call), "RotaryEmbedding"),
-    (MICROSOFT, each, "BiasGelu FastGelu Gelu QLinearAdd QLinearLeakyRelu QLinearMul QLinearSigmoid"),
-    (MICROSOFT, each, "QuickGelu"),
-    (MICROSOFT, first(1), "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-    (MICROSOFT, multiplied(0, 1), "FusedMatMul MatMulIntegerToFloat"),
-    (MICROSOFT, first(), "CDist GroupNorm QLinearAveragePool QLinearGlobalAveragePool"),
-    (MICROSOFT, first(3), "FusedConv"),
-    (MICROSOFT, only_first(first(3, 5)), "Attention"),
-    (MICROSOFT, only_first(first(5)), "QAttention"),
-    (MICROSOFT, only_first(first(1, 2, 4, 5)), "MultiHeadAttention"),
-    (MICROSOFT, first(1, 7, 8), "EmbedLayerNormalization"),
-    (MICROSOFT, first(1), "RotaryEmbedding"),
-    (MICROSOFT, beside(-1), "QLinearSoftmax"),
-    (MICROSOFT, beside(0), "QLinearConcat"),
-    (MICROSOFT, general_product, "FusedGemm"),
-    (MICROSOFT, before(1), "MatMulNBits"),
-    (MICROSOFT, scaled, "DequantizeLinear QuantizeLinear"),
-    (CLASSICAL, each, "Binarizer CategoryMapper LabelEncoder"),
-    (CLASSICAL, first(), "FeatureVectorizer Imputer LinearClassifier LinearRegressor Normalizer Scaler"),
-    (CLASSICAL, first(), "SVMClassifier SVMRegressor TreeEnsemble TreeEnsembleClassifier"),
-    (CLASSICAL, first(), "TreeEnsembleRegressor OneHotEncoder"),
-    (CLASSICAL, selected, "ArrayFeatureExtractor"),
+    (first(1), "GridSample SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+    (first(3), "FusedConv"),
+    (first(1, 7, 8), "EmbedLayerNormalization"),
+    (rotated, "RotaryEmbedding"),
+    (only_first(attended), "Attention"),
+    (only_first(first(5)), "QAttention"),
+    (only_first(first(1, 2, 4, 5)), "MultiHeadAttention"),
+    (only_first(first()), "MaxPool"),
+    (only_first(along(channel_axes)), "BatchNormalization"),
+    (along(from_axis), "LayerNormalization MatMulNBits RMSNormalization SimplifiedLayerNormalization"),
+    (along(softmax_axes), "Hardmax LogSoftmax Softmax"),
+    (along(lambda call, _: [call.option("axis", -1)]), "LpNormalization QLinearSoftmax TopK"),
+    (along(lambda call, _: [call.option("axis", 0)]), "ArgMax ArgMin"),
+    (along(lambda call, _: call.option("axes", [0, 2, 3])), "MeanVarianceNormalization"),
+    (along(lambda call, _: call.numbers(1)), "CumSum"),
+    (along(lambda *_: [-2, -1]), "Det Trilu"),
+    (
+        along(reduced_axes),
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+        "ReduceSum ReduceSumSquare",
+    ),
+    (beside(0), "Concat GatherElements QLinearConcat ScatterElements Split"),
+    (reshaped, "Flatten Reshape Squeeze Unsqueeze"),
+    (transposed, "Transpose"),
+    (gathered, "Gather"),
+    (gathered_by_index, "GatherND"),
+    (multiplied(0, 1), "FusedGemm FusedMatMul Gemm MatMul MatMulInteger MatMulIntegerToFloat"),
+    (multiplied(0, 3), "QLinearMatMul"),
+    (einsum, "Einsum"),
+    (unmoved(), "Expand Tile"),
+    (unmoved("", 4), "Slice"),
+    (unmoved("pads", 1), "Pad"),
+    (resized, "Resize Upsample"),
+    (of_numbers, "OneHot"),
+    (scaled, "DequantizeLinear QuantizeLinear"),
+    (recurrent, "GRU LSTM RNN"),
+    (selected, "ArrayFeatureExtractor"),
 ]
-RULES = {(domain, name): rule for domain, rule, names in ROWS for name in names.split()}
+RULES = {name: rule for rule, names in ROWS for name in names.split()}
