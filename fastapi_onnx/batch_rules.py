@@ -267,6 +267,9 @@ def multiplied(left: int, right: int) -> Rule:
     def rule(call: Call) -> int:
         pair = call.inputs[left], call.inputs[right]
         keep(not (call.option("transBatchA") or call.option("transBatchB")))
+        if pair[1].rank == 1 and pair[1].rows is None:  # a vector, which sums up the last axis
+            keep(len(call.inputs) == 2 and pair[0].place < -1)
+            return pair[0].rank + pair[0].place
         keep(all(one.rank > 1 for one in pair))
         turned = call.option("transA"), call.option("transB")
         having = [one.rows is not None for one in pair]

@@ -102,7 +102,7 @@ def test_the_service_gets_every_setting_that_is_not_the_containers_own() -> None
     service = services_of("services")["fastapi_server"]
     missing = {f for f in Settings.model_fields if f"SERVING_{f.upper()}" not in service["environment"]}
     gpu = {"devices", "gpu_memory_fraction"}  # docker-compose-gpu.yaml
-    assert missing == gpu | {"host", "port", "secrets_dir"}
+    assert missing == gpu | {"host", "port", "secrets_dir", "allowed_hosts"}  # of loopback only
 
 
 def test_the_page_gets_every_setting_of_feedback_and_of_limits() -> None:
