@@ -295,7 +295,7 @@ def einsum(call: Call) -> int:
     for term, one in pairs:
         keep(term.count(letter) < 2)
         keep(letter not in term or one.is_even(term.index(letter) - one.rank, call.size))
-    return right.index(letter)
+    return int(right.index(letter))
 
 
 def unmoved(name: str = "", place: int = -1) -> Rule:
