@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pydantic
+from pydantic import TypeAdapter
 
 from smallplates.errors import RequestError
 from smallplates.models.folder import Model
@@ -119,10 +120,6 @@ class Prepared:
     """Whether `Task.postprocess` may run on the event loop if there is only one item."""
 
 
-class LargeInputError(Exception):
-    """Other inputs must not wait until this one is prepared."""
-
-
 class Task:
     """A model's task; `preprocess` is called on several threads at once."""
 
@@ -180,6 +177,18 @@ class Task:
 
     answer_schema: Schema = {"type": "object"}  # noqa: RUF012
     """JSON schema of an answer in JSON."""
+
+    def __init_subclass__(
+        cls, request: Any = None, answer: Any = None, candidate: Any = None, **further: Any
+    ) -> None:
+        """Derives schemas and fields from the types of a request, an answer, and its candidates."""
+        super().__init_subclass__(**further)
+        if request:
+            cls.request_schema = TypeAdapter(request).json_schema()
+            cls.request = fields_of(cls.request_schema)
+        if answer:
+            cls.answer_schema = TypeAdapter(answer).json_schema()
+            cls.answer = fields_of(TypeAdapter(candidate or answer).json_schema())
 
     def __init__(
         self,
@@ -244,7 +253,7 @@ class Task:
         raise NotImplementedError
 
     def preprocess_small(self, fields: Fields) -> Prepared:
-        """Like `preprocess`, but raises LargeInputError if a thread for large inputs must prepare it."""
+        """Like `preprocess`; ImageTooLargeError means that a thread for large inputs must prepare it."""
         return self.preprocess(fields)
 
     def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
@@ -287,11 +296,8 @@ class PredictResponse(pydantic.BaseModel):
     top: list[LabelProbability] | None = pydantic.Field(default=None, description="Most probable first.")
 
 
-class Classification(Task):
+class Classification(Task, answer=PredictResponse, candidate=LabelProbability):
     """Base of tasks that turn a single item's logits into the best classes, by softmax or sigmoid."""
-
-    answer_schema = PredictResponse.model_json_schema()
-    answer = fields_of(LabelProbability.model_json_schema())
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -15,7 +15,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.sentence_transformers import embedding_pipeline, read_length
 from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
-from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared
 from smallplates.tasks.text import TOKENS, Direction, Reading, TextTask, Truncate
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -48,13 +48,9 @@ class EmbeddingResponse(BaseModel):
     embedding: list[float] = Field(json_schema_extra={"items": {"type": "number", "format": "float"}})
 
 
-class Embedding(TextTask):
+class Embedding(TextTask, request=EmbeddingRequest, answer=EmbeddingResponse):
     """Tokenises texts; cuts and normalises their vectors, which leave the network without that."""
 
-    request_schema = EmbeddingRequest.model_json_schema()
-    request = fields_of(request_schema)
-    answer_schema = EmbeddingResponse.model_json_schema()
-    answer = fields_of(answer_schema)
     list_fields = ("text",)
     example = MappingProxyType({"text": "The soup was wonderful."})
 

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from smallplates.engine.backend import Backend
-from smallplates.errors import ImageTooLargeError
 from smallplates.models.folder import Model
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import Classification, Fields, LargeInputError, Prepared, fields_of
+from smallplates.tasks.base import Classification, Fields, Prepared, fields_of
 from smallplates.tasks.image.decode import INLINE_BYTES, SMALL_PIXELS, ImageDecoder, is_cheap
 from smallplates.tasks.image.preprocessor import image_pipeline
 from smallplates.tasks.image.timm import timm_classifier
@@ -80,11 +79,8 @@ class ImageClassification(Classification):
         return is_cheap(fields["image"])
 
     def preprocess_small(self, fields: Fields) -> Prepared:
-        """Raises LargeInputError for an image of many pixels, which a file of any size may have."""
-        try:
-            return Prepared([[self._small_decoder.decode(fields["image"])]])
-        except ImageTooLargeError as error:
-            raise LargeInputError from error
+        """Like `preprocess`; raises ImageTooLargeError for many pixels, which any file may have."""
+        return Prepared([[self._small_decoder.decode(fields["image"])]])
 
     def preprocess(self, fields: Fields) -> Prepared:
         """Decodes to uint8 [height, width, 3]. Raises InvalidImageError or ImageTooLargeError."""

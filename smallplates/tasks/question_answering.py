@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from smallplates.errors import ConfigurationError
 from smallplates.models.huggingface import Config
 from smallplates.models.tensors import Array
-from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared
 from smallplates.tasks.text import MAX_WINDOWS, WINDOW, Span, TextTask
 from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, TokenizerConfig, read_config
 
@@ -79,13 +79,9 @@ class Passage:
     """[places, 2]: first character of each token, and the one after its last."""
 
 
-class QuestionAnswering(TextTask):
+class QuestionAnswering(TextTask, request=QuestionRequest, answer=AnswerResponse, candidate=Answer):
     """Tokenises question and context, splits the context into windows, and finds the best spans."""
 
-    request_schema = QuestionRequest.model_json_schema()
-    request = fields_of(request_schema)
-    answer_schema = AnswerResponse.model_json_schema()
-    answer = fields_of(Answer.model_json_schema())
     most_candidates = MAX_ANSWERS
     window = WINDOW
     reads_offsets = True

@@ -13,7 +13,7 @@ from smallplates.models.description import TextPipeline
 from smallplates.models.huggingface import REGRESSION, Config
 from smallplates.models.scores import sigmoid
 from smallplates.models.sentence_transformers import CROSS_ENCODER, read_options
-from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared
 from smallplates.tasks.text import Direction, TextTask, Truncate, check_bytes, size_of
 from smallplates.tasks.tokenizer import TOKENIZER_CONFIG, has_chat_template
 
@@ -53,13 +53,9 @@ class RankingResponse(BaseModel):
     ranking: list[Rank]
 
 
-class Ranking(TextTask):
+class Ranking(TextTask, request=RankingRequest, answer=RankingResponse, candidate=Rank):
     """Tokenises the query with each text, and sorts the texts by their scores."""
 
-    request_schema = RankingRequest.model_json_schema()
-    request = fields_of(request_schema)
-    answer_schema = RankingResponse.model_json_schema()
-    answer = fields_of(Rank.model_json_schema())
     prepares_together = False
     needed_texts = 1  # an empty document among others gets a score
     example = MappingProxyType(
@@ -126,15 +122,9 @@ class Ranking(TextTask):
         for index, text in enumerate(texts):
             names.setdefault(text, f"text {index}")
         readings = [self.to_reading({"query": query, name: text}, side) for text, name in names.items()]
-        encodings = self.encode([reading.texts for reading in readings])
-        parts = dict(zip(names, map(self.prepare_item, readings, encodings), strict=True))
-        places = {text: place for place, text in enumerate(names)}
-        return Prepared(
-            [item for part in parts.values() for item in part.items],
-            ([places[text] for text in texts], fields.get("raw_scores")),
-            truncated=any(part.truncated for part in parts.values()),
-            tokens=sum(parts[text].tokens for text in texts),
-        )
+        order = {text: place for place, text in enumerate(names)}
+        places = [order[text] for text in texts]
+        return self.prepare_pairs(readings, (places, fields.get("raw_scores")), places)
 
     def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
         """Returns the index and the score of each text, best first."""

@@ -286,9 +286,7 @@ class TextTask(Task):
         for first in range(0, len(inputs), step):
             try:
                 encodings = encode(inputs[first : first + step], add_special_tokens=special)
-            except (
-                BaseException
-            ) as error:  # a panic in Rust is not an Exception, and would end the thread
+            except BaseException as error:  # a panic in Rust is no Exception, and would end the thread
                 raise InternalError(f"the tokeniser failed: {error}"[:200]) from error
             yield from encodings
 
@@ -302,6 +300,14 @@ class TextTask(Task):
         arrays = [array[kept] for array in self.arrays(encoding)]
         is_cut = reading.is_cut or len(encoding) > self.max_tokens
         return Prepared([arrays], reading.context, truncated=is_cut, tokens=len(arrays[0]))
+
+    def prepare_pairs(
+        self, readings: Sequence[Reading], context: Any, places: Iterable[int]
+    ) -> Prepared:
+        """Returns an item for each pair; `places` names a pair once for each text that it stands for."""
+        parts = [*map(self.prepare_item, readings, self.encode([each.texts for each in readings]))]
+        is_cut, tokens = any(part.truncated for part in parts), sum(parts[at].tokens for at in places)
+        return Prepared([item for part in parts for item in part.items], context, is_cut, tokens)
 
     def check_known(self, names: Iterable[str], encoding: Encoding) -> None:
         """Raises InvalidTextError for a text without tokens, or with one that the network lacks."""

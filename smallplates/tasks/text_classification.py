@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from smallplates.models.huggingface import REGRESSION, Config
-from smallplates.tasks.base import Classification, fields_of
+from smallplates.tasks.base import Classification
 from smallplates.tasks.text import TextTask
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -21,11 +21,9 @@ class TextRequest(BaseModel):
     )
 
 
-class TextClassification(TextTask, Classification):
+class TextClassification(TextTask, Classification, request=TextRequest):
     """Tokenises texts; returns the most probable classes by softmax or sigmoid."""
 
-    request_schema = TextRequest.model_json_schema()
-    request = fields_of(request_schema)
     list_fields = ("text", "text_pair")
     example = MappingProxyType({"text": "The film was wonderful."})
 

@@ -20,7 +20,7 @@ from smallplates.models.huggingface import Config
 from smallplates.models.scores import ACTIVATIONS
 from smallplates.models.tensors import Array
 from smallplates.models.vocabulary import tokenizer_json
-from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared
 from smallplates.tasks.text import Reading, Span, TextTask, names_of
 from smallplates.tasks.tokenizer import text_pipeline
 
@@ -89,13 +89,9 @@ Entity = dict[str, Any]
 """A token, a word or several words, by the names of `EntityResponse`."""
 
 
-class TokenClassification(TextTask):
+class TokenClassification(TextTask, request=EntitiesRequest, answer=EntitiesResponse):
     """Tokenises texts, and joins the tokens of an entity."""
 
-    request_schema = EntitiesRequest.model_json_schema()
-    request = fields_of(request_schema)
-    answer_schema = EntitiesResponse.model_json_schema()
-    answer = fields_of(answer_schema)
     list_fields = ("text",)
     reads_offsets = True
     example = MappingProxyType({"text": "Ada Lovelace lived in London.", "aggregation_strategy": SIMPLE})

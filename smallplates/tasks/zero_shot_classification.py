@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from smallplates.errors import ConfigurationError, InvalidRequestError, RequestError
 from smallplates.models.huggingface import Config
 from smallplates.models.scores import softmax
-from smallplates.tasks.base import Candidate, Fields, Outputs, PredictResponse, Prepared, Task, fields_of
+from smallplates.tasks.base import Candidate, Fields, Outputs, PredictResponse, Prepared, Task
 from smallplates.tasks.text import check, names_of
 from smallplates.tasks.text_classification import TextClassification, TextRequest
 
@@ -61,11 +61,9 @@ class Classes:
     independent: bool
 
 
-class ZeroShotClassification(TextClassification):
+class ZeroShotClassification(TextClassification, request=ZeroShotRequest):
     """Tokenises a text with a hypothesis for each class, and compares how well the hypotheses follow."""
 
-    request_schema = ZeroShotRequest.model_json_schema()
-    request = fields_of(request_schema)
     answer_schema = TypeAdapter(ZeroShotResponse | PredictResponse).json_schema()
     most_bytes = 2 * 1024 * 1024
     example = MappingProxyType(
@@ -123,14 +121,9 @@ class ZeroShotClassification(TextClassification):
             check({name: label})
             texts = {"text": fields["text"], name: template.format(label)}
             readings.append(replace(self.to_reading(texts, self.side_of({})), cuts_first=True))
-        encodings = self.encode([reading.texts for reading in readings])
-        parts = list(map(self.prepare_item, readings, encodings))
-        return Prepared(
-            [item for part in parts for item in part.items],
-            Classes(fields["text"], labels, fields.get("multi_label", False) or len(labels) == 1),
-            truncated=any(part.truncated for part in parts),
-            tokens=sum(part.tokens for part in parts),
-        )
+        is_independent = fields.get("multi_label", False) or len(labels) == 1
+        classes = Classes(fields["text"], labels, is_independent)
+        return self.prepare_pairs(readings, classes, range(len(labels)))
 
     def preprocess_all(self, requests: Sequence[Fields]) -> list[Prepared | RequestError]:
         """Turns the fields of many inputs into items; see `Task.preprocess_all`."""

@@ -21,7 +21,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,8 +109,8 @@ class Header:
 
     width: int
     height: int
-    scans: int  # 0 if unknown
-    plain: bool  # true if `decode_jpeg` reads the file as Pillow would
+    scans: int = 0  # 0 if unknown
+    plain: bool = False  # true if `decode_jpeg` reads the file as Pillow would
 
 
 class BoundedFile(io.BytesIO):
@@ -276,40 +276,25 @@ def read_header(data: bytes) -> Header | None:
     """Reads a file's header; returns None for other formats and for broken headers."""
     if not data.startswith(JPEG):
         return None
-    place, known = len(JPEG), True
+    place, known, header = len(JPEG), True, None
     for _ in range(MAX_SEGMENTS):
         if len(data) < place + 10 or data[place] != 0xFF:
-            return None
+            break
         marker, size = data[place + 1], data[place + 2] << 8 | data[place + 3]
-        if marker in FRAMES:
+        if marker in FRAMES and header is None:
             precision, height, width, colours = struct.unpack_from(">BHHB", data, place + 4)
             known = known and precision == 8 and colours in (1, 3)
             known = known and min(width, height) >= SMALLEST_SIDE
-            scans = plain_scans(data, place + 2 + size, marker, colours)
-            return Header(width, height, scans, known and scans > 0)
-        known = known and (marker in TABLES or marker in APPLICATION)
+            header, is_sequential = Header(width, height), marker in SEQUENTIAL
+            if not is_sequential and marker != PROGRESSIVE:
+                break
+        elif marker == SCAN_MARKER and header:
+            scans = 1 if is_sequential and data[place + 4] == colours else scans_of(data)
+            return replace(header, scans=scans, plain=known and scans > 0)
+        else:
+            known = known and (marker in TABLES or marker in APPLICATION)
         place += 2 + size
-    return None
-
-
-def plain_scans(data: bytes, place: int, frame: int, colours: int) -> int:
-    """Returns the number of scans; 0 if not only tables precede them.
-
-    `place` is the end of the frame's segment, `frame` is its marker.
-    """
-    if frame not in SEQUENTIAL and frame != PROGRESSIVE:
-        return 0
-    for _ in range(MAX_SEGMENTS):
-        if len(data) < place + 5 or data[place] != 0xFF:
-            return 0
-        marker = data[place + 1]
-        if marker == SCAN_MARKER:
-            one_scan = frame in SEQUENTIAL and data[place + 4] == colours
-            return 1 if one_scan else scans_of(data)
-        if marker not in TABLES and marker not in APPLICATION:
-            return 0
-        place += 2 + (data[place + 2] << 8 | data[place + 3])
-    return 0
+    return header
 
 
 def scans_of(data: bytes) -> int:

@@ -22,19 +22,8 @@ from smallplates.errors import (
 from smallplates.models.folder import Model
 from smallplates.models.tensors import Signature, TensorSpec
 from smallplates.settings import Settings
-from smallplates.tasks.base import (
-    JSON_BODY,
-    Candidate,
-    Field,
-    Fields,
-    Outputs,
-    Prepared,
-    Schema,
-    Task,
-    field_of,
-    fields_of,
-    json_value,
-)
+from smallplates.tasks import base
+from smallplates.tasks.base import Candidate, Field, Fields, Outputs, Prepared, Schema, Task
 from smallplates.tasks.python.backend import Status
 
 INLINE_BYTES = 64 * 1024
@@ -94,18 +83,18 @@ class PythonRequests(Task):
 
         Raises InvalidJsonError or PayloadTooLargeError.
         """
-        data = fields.get(JSON_BODY)
+        data = fields.get(base.JSON_BODY)
         if data is None:
             whole = fields if is_object(self.request_schema) else fields["request"]
             try:
-                data = orjson.dumps(whole, default=json_value)
+                data = orjson.dumps(whole, default=base.json_value)
             except orjson.JSONEncodeError as error:  # it reads deeper JSON than it writes
                 raise InvalidJsonError(f"the request cannot be written as JSON: {error}") from error
         if not data:
             raise InvalidJsonError("the body is empty")
         if len(data) > self._most:
             raise PayloadTooLargeError(f"the request has more than {self._most} bytes")
-        if JSON_BODY in fields:
+        if base.JSON_BODY in fields:
             check_json(data)
         return Prepared([[np.frombuffer(data, np.uint8)]])
 
@@ -137,7 +126,7 @@ def is_object(schema: Schema) -> bool:
 
 def declared_fields(schema: Schema, name: str) -> tuple[Field, ...]:
     """Returns the fields of a type; a type without fields becomes a single field called `name`."""
-    return fields_of(resolve(schema)) if is_object(schema) else (field_of(name, schema, True),)
+    return base.fields_of(resolve(schema)) if is_object(schema) else (base.field_of(name, schema, True),)
 
 
 def check_json(data: bytes) -> None:

@@ -201,6 +201,16 @@ class Routes(APIRouter):
             documented["headers"] = {"Retry-After": seconds}
         return documented
 
+    def about(
+        self, path: str, summary: str = "", *errors: int, **further: Any
+    ) -> Callable[[Handler], Handler]:
+        """Adds a path for GET; without a summary, it is not documented, as another path says the same.
+
+        `further` is for FastAPI.
+        """
+        form: dict[str, Any] = {"summary": summary, "responses": self.errors(*errors), **further}
+        return self.get(path, include_in_schema=bool(summary), **form)
+
     def call(
         self,
         path: str,
@@ -224,6 +234,7 @@ class Routes(APIRouter):
                 methods=[*methods],
                 responses=self.errors(*errors),
                 openapi_extra=body,
+                include_in_schema="{version}" not in path,
                 dependencies=self._security,
             )
             route: Any = self.routes[-1]

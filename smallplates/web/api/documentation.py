@@ -23,12 +23,6 @@ PRIORITY = {"type": "string", "enum": ["interactive", "bulk"], "default": "inter
 OF_ANY_MODEL = ("/predict/{model}", "/model/{model}")
 """Paths that are documented separately for each model by name if there are several models."""
 
-TWINS = {
-    *("/v2/health/live", "/v2/health/ready", "/v2/models/{model}/ready", "/v2/models/stats"),
-    *("/ping", "/health", "/.well-known/live", "/.well-known/ready"),
-}
-"""Paths that are not documented, because others say the same; nor are those of a version."""
-
 MAX_ZEROS = 4096
 """Maximum number of zeros in an example for tensors; larger models are documented without one."""
 
@@ -51,8 +45,7 @@ def describe_models(
         operations = paths.get(route.path_format, {})
         own = {name: each for name, each in operations.items() if name.upper() in (route.methods or ())}
         add_examples(own, route, models)
-        is_twin = route.path in TWINS or "{version}" in route.path
-        if is_twin or route.dialect in unused or not callable_models(route, models):
+        if route.dialect in unused or not callable_models(route, models):
             for name in own:
                 del operations[name]
     schema["paths"] = paths = {path: each for path, each in paths.items() if each}
@@ -206,11 +199,7 @@ def bodies(schema: dict[str, Any], task: Task) -> dict[str, Any]:
         file: Schema = BINARY["schema"]
         if task.body_field and task.body_field.name in task.list_fields:
             file = {"type": "array", "items": file, "minItems": 1}
-        form = {
-            "type": "object",
-            "properties": {name: file, TOP_K: k},
-            "required": [name],
-        }
+        form = {"type": "object", "properties": {name: file, TOP_K: k}, "required": [name]}
         content["multipart/form-data"] = {"schema": form}
     return content
 

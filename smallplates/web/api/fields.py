@@ -27,17 +27,8 @@ from smallplates.errors import (
     UnsupportedMediaTypeError,
 )
 from smallplates.tasks.base import JSON_BODY, Field, Fields, Task
-from smallplates.web.http.body import (
-    BOM,
-    MAX_PARTS,
-    SYNTAX,
-    FormPart,
-    decode_json,
-    dump_json,
-    files_of,
-    form_parts,
-    parse_content_type,
-)
+from smallplates.web.http import body as http
+from smallplates.web.http.body import FormPart
 from smallplates.web.inference.served_model import check_count
 
 T = TypeVar("T")
@@ -91,18 +82,18 @@ def fields_from_body(
     Raises RequestError.
     """
     single, names, lenient = task.body_field, (*aliases, *task.form_fields), bool(aliases)
-    kind, options = parse_content_type(content_type or default_type(task, body))
+    kind, options = http.parse_content_type(content_type or default_type(task, body))
     more: Fields = {}
     if kind == MULTIPART and single and names:
-        parts = form_parts(body, options.get(b"boundary"))
+        parts = http.form_parts(body, options.get(b"boundary"))
         if native:
             check_names("field", [part.name for part in parts], [*names, TOP_K])
             more = {TOP_K: [part.content.decode("latin-1") for part in parts if part.name == TOP_K]}
-        part, *others = files_of(parts, names, several=single.name in task.list_fields)
+        part, *others = http.files_of(parts, names, several=single.name in task.list_fields)
         if others:
             return {single.name: [*each(partial(value_of_part, single), [part, *others])], **more}
         body, lenient = part.content, True
-        kind, options = parse_content_type(part.content_type or default_type(task, body))
+        kind, options = http.parse_content_type(part.content_type or default_type(task, body))
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
     if kind == URLENCODED and IS_FORM.match(body, 0, MAX_URLENCODED):
         return {**fields_from_json(task, json_of_form(task, body, charset, names), native), **more}
@@ -129,7 +120,7 @@ def default_type(task: Task, body: bytes = b"") -> str:
 
 def value_of_part(field: Field, part: FormPart) -> bytes | str:
     """Returns the value of a field in one of several files of a form. Raises RequestError."""
-    kind, options = parse_content_type(part.content_type or BYTES.decode())
+    kind, options = http.parse_content_type(part.content_type or BYTES.decode())
     if kind in (JSON, URLENCODED):
         raise UnsupportedMediaTypeError(f"send {kind.decode()} alone: the form has several files")
     charset = options.get(b"charset", b"utf-8").decode("latin-1")
@@ -152,8 +143,8 @@ def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) ->
 
     `names` are further names of the task's `body_field`. Raises RequestError.
     """
-    if len(body) > MAX_URLENCODED or body.count(b"&") >= MAX_PARTS:
-        text = f"a urlencoded form may have up to {MAX_PARTS} fields and {MAX_URLENCODED} bytes"
+    if len(body) > MAX_URLENCODED or body.count(b"&") >= http.MAX_PARTS:
+        text = f"a urlencoded form may have up to {http.MAX_PARTS} fields and {MAX_URLENCODED} bytes"
         raise InvalidRequestError(text)
     fields = {field.name: field for field in (*task.request, TOP_K_FIELD)}
     fields |= {name: task.body_field for name in names if task.body_field}
@@ -166,7 +157,7 @@ def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) ->
         label = f"field {name[:80]!r}"
         if field.name in content and field.name not in task.list_fields:
             raise InvalidRequestError(f"the form has several values for {field.name[:80]!r}")
-        value = text if is_text else decode_json(SYNTAX, text.encode(), label)
+        value = text if is_text else http.decode_json(http.SYNTAX, text.encode(), label)
         content.setdefault(field.name, []).append(value)
     given = {name: values if len(values) > 1 else values[0] for name, values in content.items()}
     return msgspec.json.encode(given)
@@ -175,13 +166,13 @@ def json_of_form(task: Task, body: bytes, charset: str, names: Sequence[str]) ->
 def fields_from_json(task: Task, body: bytes, native: bool = False) -> Fields:
     """Finds the fields in a JSON object; see `fields_from_body`. Raises RequestError."""
     if task.takes_json:
-        return {JSON_BODY: body.removeprefix(BOM)}
+        return {JSON_BODY: body.removeprefix(http.BOM)}
     names = task.list_fields if b"[" in body else ()
     if names or any(field.takes_list for field in task.request):
         check_elements(body)
     fields = (*task.request, TOP_K_FIELD) if native else task.request
     try:
-        request = decode_json(decoder(fields, names, native), body, "body")
+        request = http.decode_json(decoder(fields, names, native), body, "body")
     except InvalidRequestError as error:
         if "unknown field" in error.detail:
             error.detail += f"; known are {', '.join(field.name for field in fields)}"
@@ -299,7 +290,7 @@ def field_value(field: Field, element: Any) -> Any:
 def element_of(field: Field, value: Any, binary: bool) -> bytes:
     """Converts a field's value to an element of a BYTES tensor; base64 becomes bytes if `binary`."""
     if field.is_json:
-        return dump_json(value)
+        return http.dump_json(value)
     return urlsafe_b64decode(value) if field.is_bytes and binary else str(value).encode()
 
 

@@ -69,9 +69,7 @@ class Call:
 
     inputs: Sequence[Input] = ()
     tensors: Sequence[Array] | None = None
-    top_k: int | None = (
-        None  # number of candidates for each input; None: as many as the task has usually
-    )
+    top_k: int | None = None  # candidates for each input; None: as many as the task has usually
     timeout_us: int = 0  # time limit given in the body, in microseconds; 0 means none
     is_list: bool = False  # whether the client sent a list of inputs, and gets a list of answers
     respond: "Respond | None" = None  # formats the answer of a path that several protocols may share
@@ -331,8 +329,6 @@ def parse_timeout(text: str | None, largest: int) -> int:
 
 def parse_priority(text: str | None) -> bool:
     """Returns whether X-Priority is bulk. Raises InvalidRequestError for an unknown priority."""
-    if text in (None, "interactive"):
-        return False
-    if text == "bulk":
-        return True
-    raise InvalidRequestError("X-Priority must be interactive or bulk")
+    if text not in (None, "interactive", "bulk"):
+        raise InvalidRequestError("X-Priority must be interactive or bulk")
+    return text == "bulk"

@@ -166,10 +166,9 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         service.check_ready()
         return Response()
 
-    ready, errors = "The server is ready for requests", routes.errors(503)
     for path in paths("/ping", "AIP_HEALTH_ROUTE"):
         QUIET_PATHS.add(path)
-        routes.get(path, summary=ready, response_class=Response, responses=errors)(health)
+        routes.about(path)(health)
 
 
 def paths(own: str, variable: str) -> list[str]:

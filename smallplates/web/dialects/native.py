@@ -109,36 +109,21 @@ def add_routes(routes: Routes, pipeline: Pipeline, _: ModelCatalog) -> None:
     service = pipeline.service
     add_predict(routes, pipeline)
 
-    @routes.get("/health/live", summary="The process responds", response_model=HealthResponse)
+    @routes.about("/health/live", "The process responds", response_model=HealthResponse)
     async def live() -> Response:
         return json_response({"status": "live"})
 
-    @routes.get(
-        "/health/ready",
-        summary="The server is ready for requests",
-        response_model=ReadyResponse,
-        responses=routes.errors(503),
-    )
+    @routes.about("/health/ready", "The server is ready for requests", 503, response_model=ReadyResponse)
     async def ready() -> Response:
         service.check_ready()
         states = {row["name"]: row["state"] for row in service.states()}
         return json_response({"status": "ready", "models": states})
 
-    @routes.get(
-        "/model",
-        summary="The default model and how it is served",
-        response_model=DefaultModelResponse,
-        responses=routes.errors(503),
-    )
+    @routes.about("/model", "How the default model is served", 503, response_model=DefaultModelResponse)
     async def default_model() -> Response:
         return json_response({**service.active.describe(), "models": service.states()})
 
-    @routes.get(
-        "/model/{model}",
-        summary="One of the models and how it is served",
-        response_model=ModelResponse,
-        responses=routes.errors(404, 503),
-    )
+    @routes.about("/model/{model}", "How a model is served", 404, 503, response_model=ModelResponse)
     async def one_model(model: str) -> Response:
         return json_response(service.model(model).describe())
 

@@ -139,13 +139,13 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     add("/api/embeddings", "Embed a text", BodyKind(PromptRequest, embed_prompt, {"prompt": text}))
     add("/api/show", "Describe a model", BodyKind(Named, show, {}), computes=False)
 
-    @routes.get("/api/tags", summary="The models for embeddings")
+    @routes.about("/api/tags", "The models for embeddings")
     async def tags() -> Response:
         entries = [each for each in catalog.entries.values() if not each.takes_tensors]
         found = [tag(each) for each in entries if each.model.description.task == EMBEDDING]
         return json_response({"models": found})
 
-    @routes.get("/api/version", summary="The service's version")
+    @routes.about("/api/version", "The service's version")
     async def version() -> Response:
         return json_response({"version": __version__})
 

@@ -206,13 +206,13 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     texts = BodyKind(ClassifyRequest, classify, example)
     routes.by_body("/classify", "Classify texts", {TEXT_CLASSIFICATION: texts})
 
-    @routes.get("/models", summary="The models, for base URLs without /v1")
-    @routes.get("/v1/models", summary="The models")
+    @routes.about("/models", "The models, for base URLs without /v1")
+    @routes.about("/v1/models", "The models")
     async def all_models() -> Response:
         return json_response(catalog.cards())
 
-    @routes.get("/v1/models/{model}", summary="One model", responses=routes.errors(404, 503))
-    @routes.get("/v1/models/{owner}/{model}", include_in_schema=False)
+    @routes.about("/v1/models/{model}", "One model", 404, 503)
+    @routes.about("/v1/models/{owner}/{model}")
     async def one_model(model: str, owner: str = "") -> Response:
         return json_response(catalog.find(f"{owner}/{model}" if owner else model).card)
 

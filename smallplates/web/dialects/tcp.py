@@ -43,16 +43,12 @@ from smallplates.errors import (
 from smallplates.logging import logger
 from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
-from smallplates.web.api.fields import fields_from_body, inline_bytes
-from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of
+from smallplates.web.api.fields import TOP_K, fields_from_body, inline_bytes
+from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
+from smallplates.web.dialects import native
 from smallplates.web.http.body import Body, decode_json, dump_json, join_in_turns, json_parts
 from smallplates.web.http.protocol import Connections
-from smallplates.web.http.request_context import (
-    RequestContext,
-    choose_id,
-    record,
-    to_client_error,
-)
+from smallplates.web.http.request_context import RequestContext, choose_id, record, to_client_error
 from smallplates.web.inference.served_model import RequestOptions, ServedModel
 from smallplates.web.sockets import allow_reuse, bind
 
@@ -107,14 +103,6 @@ def size_of_body(length: int, options_bytes: int = 0) -> int:
         text = f"a length of {length} with {options_bytes} bytes of options"
         raise BrokenFrameError(f"the frame cannot be read: {text}")
     return size
-
-
-def check_sizes(options_bytes: int, body_bytes: int, max_body_bytes: int) -> None:
-    """Raises PayloadTooLargeError for too large options or a too large body."""
-    if options_bytes > MAX_OPTIONS_BYTES:
-        raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
-    if body_bytes > max_body_bytes:
-        raise PayloadTooLargeError(f"the body has more than {max_body_bytes} bytes")
 
 
 def response(number: int, status: int, text: bytes) -> bytes:
@@ -287,7 +275,9 @@ class Connection:
         size_of_body(length)  # refuses a length that is too short before anything follows it
         number, options_bytes = HEAD.unpack(await self._read(HEAD.size, "frame"))
         frame.unread, frame.number = size_of_body(length, options_bytes), number
-        check_sizes(options_bytes, frame.unread, self._settings.max_body_bytes)
+        if options_bytes > MAX_OPTIONS_BYTES:
+            raise PayloadTooLargeError(f"the options have more than {MAX_OPTIONS_BYTES} bytes")
+        self._pipeline.reader.check_size(frame.unread)
         text = await self._read(options_bytes, "options") or b"{}"
         options: Options = decode_json(DECODER, text, "options object")
         frame.context.request_id = choose_id(options.request_id.encode("utf-8", "replace"))
@@ -309,8 +299,7 @@ class Connection:
     ) -> dict[str, Any]:
         """Returns the content of a model's answer. Raises ServingError."""
         call, result = await self._pipeline.answer(context, limits, target, body)
-        with_top = call.top_k is not None
-        answer = call.one_or_all([result.task.to_json(each, with_top) for each in result.candidates])
+        answer = call.one_or_all(native.answers(call, result))
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,
@@ -340,9 +329,7 @@ class Connection:
 
     def _limits(self, options: Options, task: Task) -> RequestOptions:
         """Returns the time limit and the priority. Raises InvalidRequestError."""
-        largest = task.most_candidates
-        if options.top_k is not None and options.top_k > largest:
-            raise InvalidRequestError(f"top_k must be a whole number from 1 to {largest}")
+        parse_number(str(options.top_k or 1), TOP_K, task.most_candidates)
         most_ms = self._settings.request_timeout_ms
         return RequestOptions(min(options.timeout_ms or most_ms, most_ms), options.priority == "bulk")
 

@@ -304,14 +304,12 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     routes.by_body("/tokenize", "Tokens of texts", dict.fromkeys(TASKS, tokens), computes=False)
     routes.by_body("/decode", "Texts of tokens", dict.fromkeys(TASKS, numbers), computes=False)
 
-    @routes.get("/info", summary="A model and its limits", responses=routes.errors(422, 424, 503))
+    @routes.about("/info", "A model and its limits", 422, 424, 503)
     async def information() -> Response:
         return json_response(info(catalog.choose(None, TASKS), service.settings))
 
-    ready, errors = "The server is ready for requests", routes.errors(503)
-
-    @routes.get("/health", summary=ready, response_class=Response, responses=errors)
-    @routes.get("/ping", summary=ready, response_class=Response, responses=errors)
+    @routes.about("/health")
+    @routes.about("/ping")
     async def health() -> Response:
         service.check_ready()
         return Response()

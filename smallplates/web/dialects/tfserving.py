@@ -16,17 +16,9 @@ from smallplates.base64 import decode_base64
 from smallplates.errors import InvalidBase64Error, InvalidRequestError, NotFoundError
 from smallplates.models.task_kinds import EMBEDDING
 from smallplates.models.tensors import Array
+from smallplates.web.api import columns
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
-from smallplates.web.api.columns import (
-    ColumnCall,
-    Data,
-    call_of,
-    check_finite,
-    check_size,
-    count_of,
-    decode_tensors,
-    json_array,
-)
+from smallplates.web.api.columns import ColumnCall, Data
 from smallplates.web.api.datatypes import BYTES, DATATYPES
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import example_values
@@ -71,17 +63,17 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
 
     Raises InvalidJsonError or InvalidRequestError.
     """
-    body: PredictRequest = decode_tensors(REQUEST, content)
+    body: PredictRequest = columns.decode_tensors(REQUEST, content)
     check_signature(body.signature_name)
     raws = [raw for value in (body.instances, body.inputs) if (raw := value_of(value))]
     if len(raws) != 1:
         raise InvalidRequestError(f"send either instances or inputs{'' if raws else ', not null'}")
     most = most if entry.is_batched else 0
-    check_size(raws[0], entry, max(1, most))
+    columns.check_size(raws[0], entry, max(1, most))
     by_rows = raws[0] is body.instances
     if by_rows and not entry.is_batched:
         raise InvalidRequestError(f"{entry.name} has no batch dimension: send inputs, not instances")
-    parts = rows(raws[0], entry, most) if by_rows else columns(raws[0], entry)
+    parts = from_rows(raws[0], entry, most) if by_rows else from_columns(raws[0], entry)
     data = {
         spec.name: column(parts[spec.name], spec, most) for spec in entry.inputs if spec.name in parts
     }
@@ -90,7 +82,7 @@ def decode(content: bytes, entry: CatalogEntry, most: int) -> ColumnCall:
         raise InvalidRequestError(
             "the inputs have different numbers of rows" if counts else "send at least one input"
         )
-    return call_of(entry, counts.pop(), data, by_rows=by_rows)
+    return columns.call_of(entry, counts.pop(), data, by_rows=by_rows)
 
 
 def check_signature(name: str) -> None:
@@ -99,7 +91,7 @@ def check_signature(name: str) -> None:
         raise InvalidRequestError(f"the only signature is {SIGNATURE}, not {name[:80]!r}")
 
 
-def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Inputs:
+def from_rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Inputs:
     """Returns the batch of each input in `instances`: a list of objects, or of plain values."""
     if not bytes(raw)[1:].lstrip().startswith(b"{"):
         return {only_input(entry).name: raw}
@@ -110,7 +102,7 @@ def rows(raw: msgspec.Raw, entry: CatalogEntry, most: int) -> Inputs:
     return {name: msgspec.Raw(b"[%b]" % b",".join(row[name] for row in batch)) for name in batch[0]}
 
 
-def columns(raw: msgspec.Raw, entry: CatalogEntry) -> Inputs:
+def from_columns(raw: msgspec.Raw, entry: CatalogEntry) -> Inputs:
     """Returns the batch of each input in `inputs`: an object, or the only input's batch."""
     if bytes(memoryview(raw)[:1]) != b"{":
         return {only_input(entry).name: raw}
@@ -165,11 +157,11 @@ def column(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Data:
 
 def numbers(raw: msgspec.Raw, spec: ColumnSpec, most: int) -> Array:
     """Parses numbers to [N, *dims], without a batch dimension in JSON if `most` is 0."""
-    count, of_one, dims = count_of(raw, spec), spec.largest, [*spec.dims]
+    count, of_one, dims = columns.count_of(raw, spec), spec.largest, [*spec.dims]
     if count > of_one * max(1, most) or (most and -1 not in dims and count % of_one):
         raise InvalidRequestError(f"each {spec.name} needs {of_one} numbers; the request has {count}")
     is_scalar = spec.field is not None and dims == [1]
-    array = json_array(raw, (1 if most else 0) + (0 if is_scalar else len(dims)), spec)
+    array = columns.json_array(raw, (1 if most else 0) + (0 if is_scalar else len(dims)), spec)
     if is_scalar:
         array = array[:, np.newaxis]
     elif not most:
@@ -203,49 +195,40 @@ def encode(call: ColumnCall, answer: Answer) -> dict[str, Any]:
     Raises InvalidTensorError.
     """
     outputs = call.entry.outputs
-    columns: dict[str, list[Any] | Array] = {}
+    values: dict[str, list[Any] | Array] = {}
     if call.tensors is not None:
         for spec, array in zip(outputs, answer.arrays, strict=True):
-            check_finite(spec.name, array)
-            columns[spec.name] = array if call.entry.is_batched else array[0]
+            columns.check_finite(spec.name, array)
+            values[spec.name] = array if call.entry.is_batched else array[0]
     else:
         for spec in outputs:
             name = spec.field.name if spec.field else spec.name
-            columns[spec.name] = [best.get(name) for best, *_ in answer.candidates]
-    if len(columns) == 1:
-        return {"predictions" if call.by_rows else "outputs": columns[outputs[0].name]}
+            values[spec.name] = [best.get(name) for best, *_ in answer.candidates]
+    if len(values) == 1:
+        return {"predictions" if call.by_rows else "outputs": values[outputs[0].name]}
     if call.by_rows:
-        rows = zip(*columns.values(), strict=True)
-        return {"predictions": [dict(zip(columns, row, strict=True)) for row in rows]}
-    return {"outputs": columns}
+        rows = zip(*values.values(), strict=True)
+        return {"predictions": [dict(zip(values, row, strict=True)) for row in rows]}
+    return {"outputs": values}
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths under `/v1`."""
-    responses = routes.errors(404, 503)
     add_predict(routes, pipeline, catalog)
 
-    @routes.get("/v1/models", summary="Names of the models, as KServe lists them")
+    @routes.about("/v1/models", "Names of the models, as KServe lists them")
     async def all_models() -> Response:
         return json_response({"models": list(catalog.names), **catalog.cards()})
 
-    @routes.get("/v1/models/{model}", summary="Which version is served", responses=responses)
-    @routes.get(
-        "/v1/models/{model}/versions/{version}",
-        summary="Whether a version is served",
-        responses=responses,
-    )
+    @routes.about("/v1/models/{model}", "Which version is served", 404, 503)
+    @routes.about("/v1/models/{model}/versions/{version}")
     async def status(model: str, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         is_openai = version is None and entry.model.description.task == EMBEDDING
         return json_response({**status_of(entry), **(entry.card if is_openai else {})})
 
-    @routes.get("/v1/models/{model}/metadata", summary="Names, types and shapes", responses=responses)
-    @routes.get(
-        "/v1/models/{model}/versions/{version}/metadata",
-        summary="Names, types and shapes of a version",
-        responses=responses,
-    )
+    @routes.about("/v1/models/{model}/metadata", "Names, types and shapes", 404, 503)
+    @routes.about("/v1/models/{model}/versions/{version}/metadata")
     async def metadata(model: str, version: str | None = None) -> Response:
         return json_response(metadata_of(catalog.find(model, version)))
 

@@ -14,36 +14,15 @@ from typing import Any, NamedTuple
 from google.protobuf.json_format import ParseDict
 
 from smallplates.errors import InvalidRequestError, PayloadTooLargeError
+from smallplates.web.api import columns
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
-from smallplates.web.api.columns import (
-    MAX_DIMS,
-    ColumnCall,
-    Data,
-    Output,
-    call_of,
-    check_inputs,
-    columns_of,
-    columns_sent,
-    first_shape,
-    item_shape,
-    number_array,
-    output_of,
-    raw_array,
-)
+from smallplates.web.api.columns import ColumnCall, Data, Output
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
 from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects import tfserving
-from smallplates.web.grpc.calls import (
-    Call,
-    Calls,
-    Context,
-    Inference,
-    Method,
-    Methods,
-    not_supported,
-    serialise,
-)
+from smallplates.web.grpc.calls import Call, Calls, Inference, Method, Methods, not_supported, serialise
 from smallplates.web.grpc.generated import tf_serving_pb2 as pb
+from smallplates.web.grpc.limits import Context, Message
 from smallplates.web.http.body import LARGE, PART
 from smallplates.web.inference.served_model import Answer
 
@@ -68,7 +47,6 @@ WIDTHS |= {"half_val": 4, INT_VALUES: 4}
 """Field of numbers -> bytes of each in memory."""
 
 TYPES = {pb.DataType.Value(kind.tensorflow): kind.name for kind in DATATYPES.values()}
-Message = Any  # protobuf creates its classes at run time
 
 
 class Tensor(NamedTuple):
@@ -90,9 +68,10 @@ class Tensor(NamedTuple):
 
 def tensor_of(name: str, content: Message) -> Tensor:
     """Returns an input from its TensorProto. Raises InvalidRequestError."""
-    sizes = [dim.size for dim in content.tensor_shape.dim[: MAX_DIMS + 1]]
-    if content.tensor_shape.unknown_rank or len(sizes) > MAX_DIMS or min(sizes, default=0) < 0:
-        raise InvalidRequestError(f"{name[:80]!r} needs up to {MAX_DIMS} dimensions of known sizes")
+    sizes = [dim.size for dim in content.tensor_shape.dim[: columns.MAX_DIMS + 1]]
+    if content.tensor_shape.unknown_rank or len(sizes) > columns.MAX_DIMS or min(sizes, default=0) < 0:
+        most = columns.MAX_DIMS
+        raise InvalidRequestError(f"{name[:80]!r} needs up to {most} dimensions of known sizes")
     return Tensor(name, TYPES.get(content.dtype, f"type {content.dtype}"), sizes, content)
 
 
@@ -101,24 +80,24 @@ def decode(request: Message, tensors: Sequence[Tensor], entry: CatalogEntry, mos
     tfserving.check_signature(request.model_spec.signature_name)
     if not entry.takes_tensors:  # a single text or file may be sent as a scalar
         tensors = [each._replace(shape=each.shape or [1]) for each in tensors]
-    count = check_inputs(entry, tensors, most)
-    specs = columns_sent(entry, tensors)
-    return call_of(
+    count = columns.check_inputs(entry, tensors, most)
+    specs = columns.columns_sent(entry, tensors)
+    return columns.call_of(
         entry,
         count,
         {each.name: values_of(each, specs[each.name], count) for each in tensors},
-        shape=first_shape(entry, tensors),
+        shape=columns.first_shape(entry, tensors),
         outputs=outputs_of(entry, request),
     )
 
 
 def values_of(tensor: Tensor, spec: ColumnSpec, count: int) -> Data:
     """Returns an input's data. Raises InvalidRequestError."""
-    dims, field = item_shape(spec, tensor.shape), FIELDS.get(spec.datatype, INT_VALUES)
+    dims, field = columns.item_shape(spec, tensor.shape), FIELDS.get(spec.datatype, INT_VALUES)
     if content := tensor.content.tensor_content:
         if spec.datatype == BYTES:
             raise InvalidRequestError(f"{spec.name} needs {field}, not tensor_content")
-        return raw_array(memoryview(content), spec, dims, count)
+        return columns.raw_array(memoryview(content), spec, dims, count)
     values, needed = getattr(tensor.content, field), math.prod(tensor.shape)
     if len(values) > needed or (needed and not values):
         raise InvalidRequestError(
@@ -129,21 +108,21 @@ def values_of(tensor: Tensor, spec: ColumnSpec, count: int) -> Data:
     if spec.datatype == BYTES:
         return [*filled]
     if spec.datatype == "FP16":  # the values are bits
-        bits = number_array(filled, replace(spec, datatype="UINT16"), dims, count)
+        bits = columns.number_array(filled, replace(spec, datatype="UINT16"), dims, count)
         return bits.view(DTYPES["FP16"])
-    return number_array(filled, spec, dims, count)
+    return columns.number_array(filled, spec, dims, count)
 
 
 def outputs_of(entry: CatalogEntry, request: Message) -> list[Output]:
     """Returns the outputs that the filter names, or all if it is empty. Raises InvalidRequestError."""
-    wanted = {output_of(entry, name).name for name in set(request.output_filter)}
+    wanted = {columns.output_of(entry, name).name for name in set(request.output_filter)}
     return [Output(spec, binary=True) for spec in entry.outputs if not wanted or spec.name in wanted]
 
 
 def encode(call: ColumnCall, answer: Answer) -> Message:
     """Returns a PredictResponse; outputs of a task begin with the batch dimension."""
     response = pb.PredictResponse(model_spec=spec_of(call.entry))
-    for column in columns_of(call, answer):
+    for column in columns.columns_of(call, answer):
         shape, data, spec = column.shape, column.data, column.spec
         if spec.field is not None:
             shape = [call.count, *([len(data) // call.count] if spec.field.is_list else [])]
@@ -219,7 +198,4 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
         ),
         **not_supported(("HandleReloadConfigRequest",), "load versions with POST /v2/repository"),
     }
-    return {
-        "tensorflow.serving.PredictionService": prediction,
-        "tensorflow.serving.ModelService": model,
-    }
+    return {"tensorflow.serving.PredictionService": prediction, "tensorflow.serving.ModelService": model}

@@ -66,23 +66,22 @@ def find(catalog: ModelCatalog, name: str, version: str | None) -> CatalogEntry:
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths of TorchServe's inference API."""
-    responses = routes.errors(404, 503)
     add_predictions(routes, pipeline, catalog)
 
-    @routes.get("/ping", summary="The server is ready for requests", responses=routes.errors(500))
+    @routes.about("/ping")
     async def ping() -> Response:
         ready = pipeline.service.is_ready
         return json_response(health(ready), 200 if ready else 500)
 
-    @routes.get("/models", summary="Names of the models, in service or not")
+    @routes.about("/models", "Names of the models, in service or not")
     async def all_models() -> Response:
         models = [
             {"modelName": name, "modelUrl": model.path.name} for name, model in catalog.names.items()
         ]
         return json_response({"models": models, **catalog.cards()})
 
-    @routes.get("/models/{model}", summary="How the model is served", responses=responses)
-    @routes.get("/models/{model}/{version}", summary="How a version is served", responses=responses)
+    @routes.about("/models/{model}", "How the model is served", 404, 503)
+    @routes.about("/models/{model}/{version}")
     async def one_model(model: str, version: str | None = None) -> Response:
         one = None if version == "all" else version
         return json_response([describe(find(catalog, model, one))])

@@ -24,8 +24,9 @@ from smallplates.web.api.fields import (
 from smallplates.web.api.pipeline import Call as ModelCall
 from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects import torchserve
-from smallplates.web.grpc.calls import Call, Calls, Inference, Message, Method, Methods, not_supported
+from smallplates.web.grpc.calls import Call, Calls, Inference, Method, Methods, not_supported
 from smallplates.web.grpc.generated import torch_serve_pb2 as pb
+from smallplates.web.grpc.limits import Message
 from smallplates.web.http.body import SYNTAX, decode_json, dump_json, join_in_turns, json_parts
 
 ALIASES = torchserve.FORM_FIELDS

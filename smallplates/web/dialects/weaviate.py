@@ -52,15 +52,15 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     kinds = {EMBEDDING: BodyKind(VectorsRequest, embed, {"text": tei.QUERY})}
     routes.by_body("/vectors", "Embed texts", kinds)
 
-    @routes.get("/meta", summary="The model for embeddings", responses=routes.errors(400, 503))
+    @routes.about("/meta", "The model for embeddings", 400, 503)
     async def meta() -> Response:
         return json_response(tei.info(catalog.choose(None, [EMBEDDING]), pipeline.service.settings))
 
-    @routes.get("/.well-known/live", summary="The process responds", status_code=204)
+    @routes.about("/.well-known/live")
     async def live() -> Response:
         return Response(status_code=204)
 
-    @routes.get("/.well-known/ready", status_code=204, responses=routes.errors(503))
+    @routes.about("/.well-known/ready")
     async def ready() -> Response:
         pipeline.service.check_ready()
         return Response(status_code=204)

@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict
 
 from smallplates.errors import NotSupportedError
 from smallplates.web.api.pipeline import C, Find, Pipeline
-from smallplates.web.grpc.limits import MessageReadLimiter, parse
+from smallplates.web.grpc.limits import Context, Message, MessageReadLimiter, parse
 from smallplates.web.http.body import Body
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
@@ -47,8 +47,6 @@ CODES = {
 MAX_DETAIL = 600
 """Characters of an error, up to 12 bytes each; with over 8 KB of metadata, clients lose the status."""
 
-Message = Any  # protobuf creates its classes at run time
-Context = Any  # grpc.aio.ServicerContext, which is untyped
 Content = dict[str, Any]
 """A message as `json_format.ParseDict` takes it."""
 
@@ -163,16 +161,17 @@ class Calls:
         except Exception as caught:
             request_context.status = to_client_error(caught, request_context).status
         finally:
-            self._record(request_context)
+            self._end(request_context)
 
     async def fail(self, path: str, context: Context, caught: Exception) -> None:
         """Records and aborts a call that failed outside of any request."""
         request_context = own_context(path, context)
         request_context.status = to_client_error(caught, request_context).status
-        self._record(request_context)
+        self._end(request_context)
         await abort(context, request_context)
 
-    def _record(self, context: RequestContext) -> None:
+    def _end(self, context: RequestContext) -> None:
+        """Counts, traces and logs a request."""
         if self._tracer and not is_quiet(context.path):
             status, method = context.status or CLIENT_GONE, context.path[1:]
             code = CODES.get(status, grpc.StatusCode.INTERNAL).name

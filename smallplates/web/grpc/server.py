@@ -15,9 +15,9 @@ from smallplates.errors import ConfigurationError, NotFoundError
 from smallplates.logging import logger
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.grpc.calls import Calls, Content, Context, Message, Method, Methods
+from smallplates.web.grpc.calls import Calls, Content, Method, Methods
 from smallplates.web.grpc.generated import grpc_health_pb2 as pb
-from smallplates.web.grpc.limits import CALLS, options
+from smallplates.web.grpc.limits import CALLS, Context, Message, options
 from smallplates.web.http.request_context import HEALTH_PATH
 
 if TYPE_CHECKING:

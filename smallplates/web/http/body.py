@@ -73,8 +73,7 @@ class BodyReader:
         """
         body = Body(self, content_coding(request.headers.getlist("content-encoding")))
         declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.max_bytes:
-            raise self.too_large()
+        self.check_size(int(declared) if declared.isdecimal() else 0)
         cycle = cycle_of(request.receive)
         if cycle and (content := cycle.take_body()) is not None:
             body.take(content)
@@ -82,9 +81,10 @@ class BodyReader:
             await body.receive(request.stream())
         return body
 
-    def too_large(self) -> PayloadTooLargeError:
-        """Returns the error for a body of too many bytes."""
-        return PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
+    def check_size(self, size: int) -> None:
+        """Raises PayloadTooLargeError for a body of too many bytes."""
+        if size > self.max_bytes:
+            raise PayloadTooLargeError(f"the body has more than {self.max_bytes} bytes")
 
 
 class Body:
@@ -108,11 +108,11 @@ class Body:
         self.hold(-self.size)
 
     def hold(self, more: int) -> None:
-        """Counts more bytes as held, or fewer. Raises OverloadedError."""
+        """Counts more bytes as held, or fewer. Raises OverloadedError, and does not count them then."""
+        if more > 0 and self._reader.buffered + more > self._reader.max_buffered_bytes:
+            raise OverloadedError("the memory for bodies and large answers is full")
         self.size += more
         self._reader.buffered += more
-        if more > 0 and self._reader.buffered > self._reader.max_buffered_bytes:
-            raise OverloadedError("the memory for bodies and large answers is full")
 
     def grow(self, size: int) -> None:
         """Counts all bytes of an answer that has grown to `size`. Raises OverloadedError."""
@@ -121,13 +121,8 @@ class Body:
 
     def take(self, content: bytes) -> None:
         """Takes a body that has arrived. Raises PayloadTooLargeError or OverloadedError."""
-        if len(content) > self._reader.max_bytes:
-            raise self._reader.too_large()
-        try:
-            self.hold(len(content))
-        except OverloadedError:
-            self.hold(-self.size)
-            raise
+        self._reader.check_size(len(content))
+        self.hold(len(content))
         self.content = content
 
     async def receive(self, stream: AsyncIterable[bytes]) -> None:
@@ -140,8 +135,7 @@ class Body:
         try:
             async with asyncio.timeout(reader.timeout_s):
                 async for chunk in stream:
-                    if self.size + len(chunk) > reader.max_bytes:
-                        raise reader.too_large()
+                    reader.check_size(self.size + len(chunk))
                     self.hold(len(chunk))
                     chunks.append(chunk)
         except BaseException as error:
@@ -209,11 +203,7 @@ def dump_json(content: Any) -> bytes:
         return msgspec.json.encode(content)
 
 
-def json_response(
-    content: Any,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Returns a response with `content`, anything that `dump_json` takes, as application/json."""
     if weight(content) <= PART:
         return Response(dump_json(content), status, headers, "application/json")

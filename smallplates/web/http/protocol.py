@@ -17,11 +17,7 @@ from typing import Any
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 128  # of a head, and of trailers; other servers take about 100

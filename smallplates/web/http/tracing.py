@@ -106,10 +106,7 @@ class Tracer:
                 span.set_attribute("serving.model.name", context.model)
             if timings := context.inference:
                 span.set_attributes(
-                    {
-                        "serving.model.version": timings.version,
-                        "serving.batch_size": timings.batch_size,
-                    }
+                    {"serving.model.version": timings.version, "serving.batch_size": timings.batch_size}
                 )
                 moment = ended_at - nanoseconds(now - timings.admitted_at)
                 for stage, seconds in context.timings.items():

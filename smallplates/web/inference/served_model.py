@@ -22,6 +22,7 @@ from smallplates.engine import gpu_monitor
 from smallplates.engine.client import EngineClient, ItemResult
 from smallplates.engine.statistics import BatchTotals, Timings, Totals
 from smallplates.errors import (
+    ImageTooLargeError,
     InvalidRequestError,
     NotSupportedError,
     ServingError,
@@ -32,7 +33,7 @@ from smallplates.settings import Settings
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
-from smallplates.tasks.base import Candidate, Fields, LargeInputError, Prepared, Task, result_or_error
+from smallplates.tasks.base import Candidate, Fields, Prepared, Task, result_or_error
 from smallplates.web.inference.admission import Admission, Turns, Waits
 from smallplates.web.inference.thread_pool import LARGE_BYTES, ThreadPool
 from smallplates.web.metrics import Metrics, ModelMetrics
@@ -383,7 +384,7 @@ class ServedModel:
 
     async def _preprocess_on_thread(self, source: Input, bulk: bool) -> Prepared:
         if not self._are_large([source]):
-            with suppress(LargeInputError):
+            with suppress(ImageTooLargeError):
                 return await self._threads.run(lambda: self._prepare(source.read(), True), bulk)
         return await self._threads.run(lambda: self._prepare(source.read()), bulk, large=True)
 

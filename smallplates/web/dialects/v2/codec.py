@@ -15,27 +15,9 @@ import numpy as np
 from smallplates.base64 import from_base64
 from smallplates.errors import InvalidRequestError
 from smallplates.models.tensors import Array
+from smallplates.web.api import columns
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import (
-    MAX_DIMS,
-    Column,
-    ColumnCall,
-    Data,
-    Output,
-    call_of,
-    check_inputs,
-    check_size,
-    columns_of,
-    columns_sent,
-    count_of,
-    decode_tensors,
-    depth_of,
-    first_shape,
-    item_shape,
-    json_array,
-    output_of,
-    raw_array,
-)
+from smallplates.web.api.columns import Column, ColumnCall, Data, Output
 from smallplates.web.api.datatypes import BYTES, DTYPES
 from smallplates.web.api.fields import commas, value_of, without_texts
 from smallplates.web.http.body import decode_json
@@ -59,7 +41,7 @@ class InputTensor(msgspec.Struct):
 
     name: str
     datatype: str
-    shape: Annotated[list[Dimension], msgspec.Meta(max_length=MAX_DIMS)]
+    shape: Annotated[list[Dimension], msgspec.Meta(max_length=columns.MAX_DIMS)]
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -113,8 +95,8 @@ def decode(body: bytes, header: str | None, entry: CatalogEntry, most: int) -> C
     if length == 0:
         return raw_request(body, entry)
     text = body if length is None else memoryview(body)[:length]
-    check_size(text, entry, most, OTHER_COMMAS)
-    request = decode_tensors(REQUEST, text)
+    columns.check_size(text, entry, most, OTHER_COMMAS)
+    request = columns.decode_tensors(REQUEST, text)
     tail = memoryview(b"" if length is None else body)[length or 0 :]
     read = partial(data_of, entry, request.inputs, tail)
     return call_of_request(request, entry, most, parameters_of, read)
@@ -133,12 +115,12 @@ def call_of_request(
     each input's data, once names, types and shapes have been checked. Raises RequestError.
     """
     parameters = parse(request.parameters)
-    count = check_inputs(entry, request.inputs, most)
-    return call_of(
+    count = columns.check_inputs(entry, request.inputs, most)
+    return columns.call_of(
         entry,
         count,
         read(count),
-        shape=first_shape(entry, request.inputs),
+        shape=columns.first_shape(entry, request.inputs),
         outputs=outputs_of(entry, request.outputs or (), parse, parameters),
         id=request.id or "",
         timeout_us=whole_number(parameters, "timeout"),
@@ -159,7 +141,7 @@ def outputs_of(
     binary = flag(parameters, "binary_data_output", False)
     outputs = {}
     for each in requests:
-        spec = output_of(entry, each.name)
+        spec = columns.output_of(entry, each.name)
         own = parse(each.parameters)
         classes = whole_number(own, "classification", MAX_CLASSES)
         if classes and spec.datatype == BYTES:
@@ -179,16 +161,16 @@ def raw_request(body: bytes, entry: CatalogEntry) -> ColumnCall:
     if not body:
         raise InvalidRequestError("the body is empty")
     is_bytes = spec.datatype == BYTES
-    data: Data = [body] if is_bytes else raw_array(memoryview(body), spec, spec.dims, 1)
+    data: Data = [body] if is_bytes else columns.raw_array(memoryview(body), spec, spec.dims, 1)
     outputs = [Output(output, binary=True) for output in entry.outputs]
-    return call_of(entry, 1, {spec.name: data}, shape=[*spec.dims], outputs=outputs)
+    return columns.call_of(entry, 1, {spec.name: data}, shape=[*spec.dims], outputs=outputs)
 
 
 def data_of(
     entry: CatalogEntry, inputs: list[InputTensor], tail: memoryview, count: int
 ) -> dict[str, Data]:
     """Returns every input's data, from its JSON or from its part of the bytes after the JSON."""
-    specs = columns_sent(entry, inputs)
+    specs = columns.columns_sent(entry, inputs)
     data: dict[str, Data] = {}
     left = tail
     for tensor in inputs:
@@ -230,7 +212,7 @@ def binary_data(data: memoryview, spec: ColumnSpec, shape: Sequence[int], count:
     """Returns an input's data from binary data."""
     if spec.datatype == BYTES:
         return binary_elements(data, math.prod(shape), spec.name)
-    return raw_array(data, spec, item_shape(spec, shape), count)
+    return columns.raw_array(data, spec, columns.item_shape(spec, shape), count)
 
 
 def parameters_of(raw: msgspec.Raw | msgspec.UnsetType) -> Parameters:
@@ -293,7 +275,7 @@ def binary_elements(data: memoryview, count: int, name: str) -> list[bytes]:
 
 def json_texts(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], _: int) -> list[str]:
     """Parses texts, or bytes as base64, in a flat list or with one list per batch element."""
-    depth, count = depth_of(raw), math.prod(shape)
+    depth, count = columns.depth_of(raw), math.prod(shape)
     if depth > 2:
         raise InvalidRequestError(f"the data of {spec.name} are nested more deeply than their shape")
     if commas(without_texts(raw) if spec.is_text else raw) > 2 * count:  # a data URL has a comma, too
@@ -307,28 +289,28 @@ def json_texts(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], _: int) -> 
 
 def json_numbers(raw: msgspec.Raw, spec: ColumnSpec, shape: list[int], count: int) -> Array:
     """Parses numbers, flat or nested like the shape, to [count, *dims]."""
-    depth, name = depth_of(raw), spec.name
+    depth, name = columns.depth_of(raw), spec.name
     if depth not in (1, len(shape)):
         raise InvalidRequestError(f"the data of {name} must be flat, or nested like the shape")
     # MLServer's clients write NaN as null; one letter is found in a fraction of the time
     if DTYPES[spec.datatype].kind == "f" and b"n" in (text := bytes(raw)):
         raw = msgspec.Raw(text.replace(b"null", b'"NaN"'))
     needed = math.prod(shape)
-    if needed and (sent := count_of(raw, spec)) != needed:
+    if needed and (sent := columns.count_of(raw, spec)) != needed:
         raise InvalidRequestError(f"{name} has {sent} numbers, but its shape has {needed}")
-    array = json_array(raw, depth, spec)
+    array = columns.json_array(raw, depth, spec)
     expected = tuple(shape) if depth > 1 else (needed,)
     if array.shape != expected:
         raise InvalidRequestError(
             f"{name} must have the shape {list(expected)}, not {list(array.shape)}"
         )
-    return array.reshape(count, *item_shape(spec, shape))
+    return array.reshape(count, *columns.item_shape(spec, shape))
 
 
 def encode(call: ColumnCall, answer: Answer) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """Returns an answer's content, and the binary tensors that follow its JSON."""
     outputs, tails = [], []
-    for column in columns_of(call, answer):
+    for column in columns.columns_of(call, answer):
         output: dict[str, Any] = {"name": column.spec.name, "datatype": column.datatype}
         output["shape"] = column.shape
         if column.binary:

@@ -13,19 +13,9 @@ from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects.v2 import grpc_messages as messages
 from smallplates.web.dialects.v2 import metadata
 from smallplates.web.dialects.v2.repository import Repository
-from smallplates.web.grpc.calls import (
-    Call,
-    Calls,
-    Content,
-    Context,
-    Inference,
-    Message,
-    Method,
-    Methods,
-    authorization,
-)
+from smallplates.web.grpc.calls import Call, Calls, Content, Inference, Method, Methods, authorization
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
-from smallplates.web.grpc.limits import Streams, parse
+from smallplates.web.grpc.limits import Context, Message, Streams, parse
 
 SERVICE, STREAM = "inference.GRPCInferenceService", "ModelStreamInfer"
 STREAM_PATH = f"/{SERVICE}/{STREAM}"

@@ -2,29 +2,15 @@
 
 import math
 from functools import partial
-from typing import Any
 
 from smallplates.errors import InvalidRequestError
+from smallplates.web.api import columns
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.columns import (
-    ColumnCall,
-    Data,
-    columns_of,
-    columns_sent,
-    item_shape,
-    number_array,
-)
+from smallplates.web.api.columns import ColumnCall, Data
 from smallplates.web.api.datatypes import BYTES, DATATYPES
-from smallplates.web.dialects.v2.codec import (
-    MAX_TENSORS,
-    Parameters,
-    binary_data,
-    call_of_request,
-    decoded,
-    pack,
-    without_nulls,
-)
+from smallplates.web.dialects.v2 import codec
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
+from smallplates.web.grpc.limits import Message
 from smallplates.web.inference.served_model import Answer
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
@@ -34,15 +20,13 @@ WIDTHS = {
 }
 """Field of typed numbers -> bytes of each in memory: those of the widest type, which is the last."""
 
-Message = Any  # protobuf creates its classes at run time
-
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
     """Decodes a ModelInferRequest with up to `most` inputs. Raises InvalidRequestError."""
-    if len(request.outputs) > MAX_TENSORS or len(request.inputs) > MAX_TENSORS:
-        raise InvalidRequestError(f"a request has more than {MAX_TENSORS} inputs or outputs")
+    if len(request.outputs) > codec.MAX_TENSORS or len(request.inputs) > codec.MAX_TENSORS:
+        raise InvalidRequestError(f"a request has more than {codec.MAX_TENSORS} inputs or outputs")
     read = partial(data_of, request, entry)
-    call = call_of_request(request, entry, most, parameters_of, read)
+    call = codec.call_of_request(request, entry, most, parameters_of, read)
     for output in call.outputs:
         output.binary = True
     return call
@@ -57,30 +41,30 @@ def typed_bytes(request: Message) -> int:
     return total
 
 
-def parameters_of(parameters: Message) -> Parameters:
+def parameters_of(parameters: Message) -> codec.Parameters:
     """Returns the plain values of a map of InferParameter. Raises InvalidRequestError."""
     values = {}
     for name, parameter in parameters.items():
         if name != STREAMING_ONLY:
             choice = parameter.WhichOneof("parameter_choice")
             values[name] = getattr(parameter, choice) if choice else None
-    return without_nulls(values)
+    return codec.without_nulls(values)
 
 
 def data_of(request: Message, entry: CatalogEntry, count: int) -> dict[str, Data]:
     """Returns every input's data; all are raw or all are typed. Raises InvalidRequestError."""
     inputs, raw = request.inputs, request.raw_input_contents
-    specs = columns_sent(entry, inputs)
+    specs = columns.columns_sent(entry, inputs)
     if raw and (len(raw) != len(inputs) or any(tensor.contents.ByteSize() for tensor in inputs)):
         raise InvalidRequestError(f"{inputs[0].name} needs either one raw content or typed contents")
     data = {}
     for index, tensor in enumerate(inputs):
         spec, parameters = specs[tensor.name], parameters_of(tensor.parameters)
         if raw:
-            values = binary_data(memoryview(raw[index]), spec, tensor.shape, count)
+            values = codec.binary_data(memoryview(raw[index]), spec, tensor.shape, count)
         else:
             values = typed_data(tensor, spec, count)
-        data[tensor.name] = decoded(values, parameters)
+        data[tensor.name] = codec.decoded(values, parameters)
     return data
 
 
@@ -96,15 +80,15 @@ def typed_data(tensor: Message, spec: ColumnSpec, count: int) -> Data:
         raise InvalidRequestError(f"{spec.name} has {len(values)} elements, but its shape has {needed}")
     if spec.datatype == BYTES:
         return list(values)
-    return number_array(values, spec, item_shape(spec, tensor.shape), count)
+    return columns.number_array(values, spec, columns.item_shape(spec, tensor.shape), count)
 
 
 def encode(call: ColumnCall, answer: Answer) -> Message:
     """Returns a ModelInferResponse with all tensors as raw contents."""
     entry = call.entry
     message = pb.ModelInferResponse(model_name=entry.name, model_version=entry.version, id=call.id)
-    for column in columns_of(call, answer):
+    for column in columns.columns_of(call, answer):
         name, datatype = column.spec.name, column.datatype
         message.outputs.add(name=name, datatype=datatype, shape=column.shape)
-        message.raw_output_contents.append(bytes(pack(column)))
+        message.raw_output_contents.append(bytes(codec.pack(column)))
     return message

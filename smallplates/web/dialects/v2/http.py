@@ -14,14 +14,7 @@ from smallplates.web.api.pipeline import Pipeline, Target
 from smallplates.web.dialects.v2 import codec, metadata
 from smallplates.web.dialects.v2.repository import INDEX_SCHEMA, Repository, only_ready
 from smallplates.web.http import body as http
-from smallplates.web.http.body import (
-    LARGE,
-    accepted_encoding,
-    dump_json,
-    join_in_turns,
-    json_parts,
-    json_response,
-)
+from smallplates.web.http.body import LARGE, json_parts, json_response
 from smallplates.web.inference.service import InferenceService
 
 
@@ -36,19 +29,15 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
 def add_server_routes(routes: Routes, service: InferenceService) -> None:
     """Adds the server's metadata and health paths."""
 
-    @routes.get("/v2", summary="The server and its extensions")
+    @routes.about("/v2", "The server and its extensions")
     async def server() -> Response:
         return json_response(metadata.server_metadata())
 
-    @routes.get("/v2/health/live", summary="The process responds")
+    @routes.about("/v2/health/live")
     async def live() -> Response:
         return json_response({"live": True})
 
-    @routes.get(
-        "/v2/health/ready",
-        summary="The server is ready for requests",
-        responses=routes.errors(503),
-    )
+    @routes.about("/v2/health/ready")
     async def ready() -> Response:
         service.check_ready()
         return json_response({"ready": True})
@@ -58,11 +47,8 @@ def add_model_routes(routes: Routes, service: InferenceService, catalog: ModelCa
     """Adds the paths that describe a model, with and without a version."""
 
     def about(suffix: str, summary: str, describe: Callable[[CatalogEntry], dict[str, Any]]) -> None:
-        model, responses = "/v2/models/{model}", routes.errors(404, 503)
-        version = f"{model}/versions/{{version}}"
-
-        @routes.get(model + suffix, summary=summary, responses=responses)
-        @routes.get(version + suffix, summary=f"{summary}, for one version", responses=responses)
+        @routes.about(f"/v2/models/{{model}}{suffix}", summary, 404, 503)
+        @routes.about(f"/v2/models/{{model}}/versions/{{version}}{suffix}")
         async def answer(model: str, version: str | None = None) -> Response:
             return json_response(describe(catalog.find(model, version)))
 
@@ -70,16 +56,12 @@ def add_model_routes(routes: Routes, service: InferenceService, catalog: ModelCa
         service.check_ready(model.model)
         return {"name": model.name, "ready": True}
 
-    @routes.get(
-        "/v2/models/stats",
-        summary="Statistics of all models",
-        responses=routes.errors(503),
-    )
+    @routes.about("/v2/models/stats")
     async def all_statistics() -> Response:
         return json_response(metadata.statistics(*catalog.by_signature()))
 
     about("", "Names, types and shapes", metadata.metadata)
-    about("/ready", "Whether the model is ready", ready)
+    about("/ready", "", ready)
     about("/config", "How the model is served", metadata.config)
     about("/stats", "Counts and durations", metadata.statistics)
 
@@ -118,7 +100,7 @@ def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     """Returns a value as `data`, which carries objects as text."""
     if spec.field is None or spec.field.is_list:
         return [*value]
-    return [dump_json(value).decode() if spec.field.is_json else value]
+    return [http.dump_json(value).decode() if spec.field.is_json else value]
 
 
 async def respond(request: Request, content: Any, tails: Sequence[bytes | memoryview]) -> Response:
@@ -126,11 +108,11 @@ async def respond(request: Request, content: Any, tails: Sequence[bytes | memory
 
     If binary tensors follow the JSON, a header has the JSON's length.
     """
-    encoding = accepted_encoding(request.headers.get("accept-encoding"))
+    encoding = http.accepted_encoding(request.headers.get("accept-encoding"))
     parts = json_parts(content)
     if not tails:
         return http.respond(parts, encoding=encoding)
-    head = await join_in_turns(parts)
+    head = await http.join_in_turns(parts)
     slices = (bytes(tail[at : at + LARGE]) for tail in tails for at in range(0, len(tail), LARGE))
     headers, kind = {codec.HEADER: str(len(head))}, "application/octet-stream"
     return http.respond(chain([head], slices), 200, headers, kind, encoding)
