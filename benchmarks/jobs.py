@@ -74,15 +74,14 @@ class Outcome:
         """Returns a row of the table."""
         return {
             "arrangement": self.arrangement,
-            "backend": self.backend,
+            "backend": self.backend.removeprefix("fastapi_"),
             "start s": self.start_s,
             "jobs s": self.seconds,
             "images/s": self.images_per_second,
             "classify ms": 1000 * self.classify_s,
-            "before that %": 100 * self.load_share,
-            "batch": self.mean_batch,
+            "before %": 100 * self.load_share,
             "CPU %": self.cpu_percent,
-            "memory MB": self.memory_mb,
+            "MB": self.memory_mb,
         }
 
 

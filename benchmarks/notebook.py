@@ -101,11 +101,11 @@ def folder_line(folder: Path, precision: str) -> str:
 
 
 def undisturbed(measure: Callable[[], Measurement]) -> tuple[Measurement, list[str]]:
-    """Measures, and once more if there are reasons to doubt the figures.
+    """Measures, and once more if there are reasons to doubt the figures, unless the run is quick.
 
     Returns the last figures, and the reasons to doubt these.
     """
-    for _ in range(2):
+    for _ in range(pick(2, 1)):
         before, started = others_seconds(), time.perf_counter()
         seen = measure()
         cores = (others_seconds() - before) / (time.perf_counter() - started)
