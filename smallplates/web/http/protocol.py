@@ -151,6 +151,7 @@ class Cycle(RequestResponseCycle):
             return None
         body, self.body = bytes(self.body), bytearray()
         self.message_event.clear()
+        self.flow.resume_reading()  # as `receive`: a client that leaves must be noticed
         return body
 
 
