@@ -22,7 +22,7 @@ from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
 from smallplates.web.api.pipeline import Claim, Pipeline, Target
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
-from smallplates.web.http.request_context import RequestContext, check_keys
+from smallplates.web.http.request_context import RequestContext, check_keys, is_probe
 
 
 class Named(msgspec.Struct):
@@ -141,10 +141,12 @@ class Route(APIRoute):
         """Returns the response to a request with a supported method."""
         if "admitted" not in scope:  # else `head_check` has looked
             check_keys([name for name, _ in scope["headers"]])
-        if self.dependant.request_param_name is None:
+        given = {}
+        if self.dependant.request_param_name:
+            given["request"] = Request(scope, receive)
+        elif not is_probe(self.path):  # these must know of a signal that has just come
             return await self._share(scope["path_params"])
-        request = Request(scope, receive)
-        response: Response = await self.endpoint(request=request, **scope["path_params"])
+        response: Response = await self.endpoint(**given, **scope["path_params"])
         return response
 
     async def _share(self, parameters: Mapping[str, str]) -> Response:

@@ -41,7 +41,7 @@ from smallplates.web.api.pipeline import (
 from smallplates.web.api.texts import input_of
 from smallplates.web.dialects import huggingface, native, tei, tfserving
 from smallplates.web.http.body import decode_json, json_response
-from smallplates.web.http.request_context import QUIET_PATHS, RequestContext
+from smallplates.web.http.request_context import PROBES, RequestContext
 from smallplates.web.inference.served_model import Answer, Input, check_count
 
 KINDS = tei.ANY | huggingface.KINDS
@@ -167,7 +167,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         return Response()
 
     for path in paths("/ping", "AIP_HEALTH_ROUTE"):
-        QUIET_PATHS.add(path)
+        PROBES.add(path)
         routes.about(path)(health)
 
 

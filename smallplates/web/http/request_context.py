@@ -23,16 +23,14 @@ from smallplates.web.metrics import Metrics
 CLIENT_GONE = 499  # nginx's number for a client that disconnected; only the log and the metrics show it
 HIDDEN = "internal error; search the server's log for this request_id"
 HEALTH_PATH = "/grpc.health.v1.Health/Check"
-QUIET_PATHS = {
+PROBES = {
     "/health",
     "/ping",
-    "/metrics",
-    "/model",
     HEALTH_PATH,
     "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping",
 }
-QUIET_ENDS = ("/live", "/ready", "/ServerLive", "/ServerReady", "/ModelReady")
-"""Ends of paths of probes. Such paths, and QUIET_PATHS, are logged at level debug and not traced."""
+PROBE_ENDS = ("/live", "/ready", "/ServerLive", "/ServerReady", "/ModelReady")
+"""Ends of further paths of probes."""
 
 NO_PATH = "Not Found"
 """All that the web framework says about a path that no route has."""
@@ -80,9 +78,17 @@ class RequestContext:
         return ", ".join(f"{name};dur={ms:.2f}" for name, ms in self.milliseconds.items())
 
 
+def is_probe(path: str) -> bool:
+    """Returns whether a path is that of a probe."""
+    return path in PROBES or path.endswith(PROBE_ENDS)
+
+
 def is_quiet(path: str) -> bool:
-    """Returns whether a path is that of a probe or of the page's own checks."""
-    return path in QUIET_PATHS or path.endswith(QUIET_ENDS)
+    """Returns whether requests to a path are logged at level debug and not traced.
+
+    These are probes, and the checks of the page and of Prometheus.
+    """
+    return is_probe(path) or path in ("/metrics", "/model")
 
 
 def choose_id(offered: bytes | None) -> str:
