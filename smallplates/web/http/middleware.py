@@ -25,8 +25,8 @@ from smallplates.web.metrics import Metrics
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
 
-MOST_PATHS = 1024
-"""Paths whose route is remembered; a client may send many different ones."""
+MOST_PATHS, LONGEST_PATH = 1024, 500
+"""Paths whose route is remembered, and their characters; a client may send many different ones."""
 
 ErrorShape = Callable[[ServingError, RequestContext], Response]
 """Returns the response for an error, in a protocol's format."""
@@ -113,7 +113,8 @@ class RequestMiddleware:
             except Exception as error:
                 response = self._error(scope, error)
             route = scope.get("route")
-            if isinstance(route, self._answering) and key[0] in (route.methods or ()):
+            is_short = len(key[1]) <= LONGEST_PATH
+            if isinstance(route, self._answering) and is_short and key[0] in (route.methods or ()):
                 if len(self._found) == MOST_PATHS:
                     self._found.clear()
                 self._found[key] = route, scope["path_params"]

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from smallplates.errors import NotFoundError
 from smallplates.web.api.dialect import native_error
 from smallplates.web.http.body import ResponseInParts
-from smallplates.web.http.middleware import MOST_PATHS, RequestMiddleware
+from smallplates.web.http.middleware import LONGEST_PATH, MOST_PATHS, RequestMiddleware
 from smallplates.web.http.protocol import HttpProtocol
 
 PARTS = [b"x" * 70_000, b"y" * 70_000]
@@ -103,3 +103,9 @@ def test_not_every_path_is_remembered() -> None:
     app: Any = Application()
     app.answers(*(f"GET /{number}" for number in range(MOST_PATHS + 1)))
     assert len(app.middleware._found) == 1
+
+
+def test_long_paths_are_not_remembered() -> None:
+    app = Application()
+    app.answers(*(f"GET /{'x' * LONGEST_PATH}" for _ in range(2)))
+    assert len(app.matched) == 2
