@@ -12,7 +12,7 @@ from smallplates.web.api.dialect import Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline, Target
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.request_context import RequestContext
-from smallplates.web.inference.served_model import Input
+from smallplates.web.inference.served_model import Answer, Input
 
 
 class LabelsRequest(msgspec.Struct):
@@ -45,7 +45,12 @@ def example(entry: CatalogEntry) -> Any:
 def decode(body: bytes) -> Call:
     """Returns the call for a body."""
     text = decode_json(REQUEST, body).input
-    return Call([Input(len(body), lambda: {"text": text})])
+    return Call([Input(len(body), lambda: {"text": text})], respond=respond)
+
+
+def respond(answer: Answer, _: RequestContext) -> Response:
+    """Returns the best label."""
+    return json_response({"label": answer.candidates[0][0]["label"]})
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
@@ -56,8 +61,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
 
     @routes.call("/v1/labels", "Call a model", {"application/json": {"schema": {"type": "object"}}})
     async def labels(request: Request) -> Response:
-        _, answer = await pipeline.http(request, find)
-        return json_response({"label": answer.candidates[0][0]["label"]})
+        return await pipeline.http(request, find)
 
 
 DIALECT = Dialect(add_routes, "Labels", error, Problem, example, takes_tensors=False)

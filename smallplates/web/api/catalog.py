@@ -171,6 +171,18 @@ class ModelCatalog:
             raise WrongTaskError(f"the model {name} is not for {kinds}, but for {task}")
         return entry
 
+    def certain(self, name: str, tasks: Sequence[str]) -> ServedModel | None:
+        """Returns the model that the path names, or the only one with one of these tasks.
+
+        None means that the body decides, or that the model is not in service. Raises what `choose`
+        raises for a name.
+        """
+        if name:
+            return self.choose(name, tasks).model
+        known = self._service.known.items()
+        fit = [own for own, model in known if model.description.task in tasks]
+        return self._service.models.get(fit[0]) if len(fit) == 1 else None
+
     def owner(self, name: str) -> str:
         """Returns the main name of the model with this name, in service or not. Raises NotFoundError."""
         names = self.names

@@ -20,9 +20,10 @@ from smallplates.errors import ServingError
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
 from smallplates.web.api.pipeline import Claim, Pipeline, Target
-from smallplates.web.http.body import decode_json, json_response
+from smallplates.web.http.body import LARGE, decode_json, json_response
 from smallplates.web.http.middleware import ErrorShape
 from smallplates.web.http.request_context import RequestContext, check_keys, is_probe
+from smallplates.web.inference.served_model import ServedModel
 
 
 class Named(msgspec.Struct):
@@ -93,6 +94,7 @@ class BodyKind(NamedTuple):
     type: Any  # of the decoded body
     call: Callable[[CatalogEntry, Any, int], Any]  # from a decoded body of so many bytes to a Call
     example: Mapping[str, Any] | Callable[[CatalogEntry], Mapping[str, Any]]
+    needs_worker: bool = True
 
 
 @dataclass(frozen=True)
@@ -245,22 +247,22 @@ class Routes(APIRouter):
 
         return add
 
-    def finder(self, kinds: Mapping[str, BodyKind], computes: bool = True) -> Finder:
+    def finder(self, kinds: Mapping[str, BodyKind]) -> Finder:
         """Returns what finds the model for a body, by its path or by name in the body.
 
         The model's task says how the body is decoded.
         """
-        settings = self._pipeline.service.settings
-        most = MAX_ELEMENTS if computes and not settings.accept_token_ids else MAX_IDS
+        accepts_ids = self._pipeline.service.settings.accept_token_ids
         decoders = {kind.type: msgspec.json.Decoder(kind.type) for kind in kinds.values()}
 
         def find(body: bytes, model: str = "") -> Target[Any]:
-            check_elements(body, most)
             entry = self._catalog.choose(model or decode_json(NAMED, body).model, tuple(kinds))
             kind = kinds[entry.model.description.task]
-            return Target(entry.model, partial(decode, kind, entry))
+            inline = LARGE if kind.needs_worker else 0
+            return Target(entry.model, partial(decode, kind, entry), inline_bytes=inline)
 
         def decode(kind: BodyKind, entry: CatalogEntry, body: bytes) -> Any:
+            check_elements(body, MAX_ELEMENTS if kind.needs_worker and not accepts_ids else MAX_IDS)
             return kind.call(entry, decode_json(decoders[kind.type], body), len(body))
 
         return find
@@ -271,16 +273,16 @@ class Routes(APIRouter):
         summary: str,
         kinds: Mapping[str, BodyKind],
         field: str = "",
-        computes: bool = True,
         find: Finder | None = None,
+        early: Callable[[str], ServedModel | None] | None = None,
     ) -> None:
         """Adds a path that decodes a body by the task of its model, which `{model}` or the body names.
 
-        If an earlier dialect has the path, this one answers JSON objects with `field` there. Without
-        workers (`computes`), the functions of `kinds` return the response. `find` replaces that of
-        `kinds`.
+        If an earlier dialect has the path, this one answers JSON objects with `field` there. `find`
+        replaces that of `kinds`, and `early` what finds the model before the body, by the path.
         """
-        pipeline, finder = self._pipeline, find or self.finder(kinds, computes)
+        pipeline, finder = self._pipeline, find or self.finder(kinds)
+        known = early or partial(self._catalog.certain, tasks=tuple(kinds))
 
         def example(entry: CatalogEntry) -> Any:
             if (kind := kinds.get(entry.model.description.task)) is None:
@@ -290,11 +292,7 @@ class Routes(APIRouter):
 
         @self.call(path, summary, OBJECTS, example=example)
         async def handler(request: Request, model: str = "") -> Response:
-            if not computes:
-                return await pipeline.compute(request, finder)
-            call, answer = await pipeline.http(request, partial(finder, model=model))
-            response: Response = call.respond(answer, request.scope["context"])
-            return response
+            return await pipeline.http(request, partial(finder, model=model), known(model))
 
         if field:
             self.routes[-1].claim = Claim(field, finder, self._dialect)  # type: ignore[attr-defined]

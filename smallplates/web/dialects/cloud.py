@@ -42,7 +42,7 @@ from smallplates.web.api.texts import input_of
 from smallplates.web.dialects import huggingface, native, tei, tfserving
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.request_context import PROBES, RequestContext
-from smallplates.web.inference.served_model import Answer, Input, check_count
+from smallplates.web.inference.served_model import Answer, Input, ServedModel, check_count
 
 KINDS = tei.ANY | huggingface.KINDS
 WHOLE = re.compile(rb"(-?\d+)\.0+")
@@ -78,9 +78,7 @@ def decode(entry: CatalogEntry, whose: Whose, body: bytes) -> Call:
     """Returns the call for instances, or for a body of `/predict`. Raises RequestError."""
     model = entry.model
     if entry.takes_tensors:
-        columns = tfserving.decode(body, entry, model.largest_request)
-        columns.respond = lambda answer, _: json_response(tfserving.encode(columns, answer))
-        return columns
+        return tfserving.call_of(entry, body)
     if by_rows := whose.instances is not msgspec.UNSET:
         check_elements(body, MAX_IDS)
         asked = decode_json(INSTANCES, body)
@@ -159,8 +157,11 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
                 return others(body)
         return Target(entry.model, partial(decode, entry, whose), entry.signature)
 
+    def default(_: str) -> ServedModel | None:
+        return service.models.get(service.default)
+
     for path in paths("/invocations", "AIP_PREDICT_ROUTE"):
-        routes.by_body(path, "Call the default model", KINDS, field="instances", find=find)
+        routes.by_body(path, "Call the default model", KINDS, "instances", find, default)
 
     async def health() -> Response:
         service.check_ready()

@@ -155,10 +155,7 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         served = pipeline.service.model(model or pipeline.service.default)
         most = inline_bytes(served.task, request.headers.get("content-type"))
         target = Target(served, partial(decode, served, request), inline_bytes=most)
-        call, answer = await pipeline.http(request, target)
-        if call.respond:
-            return call.respond(answer, request.scope["context"])
-        return json_response(call.one_or_all(answers(call, answer)))
+        return await pipeline.http(request, target)
 
 
 def answers(call: Call, answer: Answer) -> list[Any]:
@@ -177,7 +174,9 @@ def decode(model: ServedModel, request: Request, body: bytes) -> Call:
     if len(values) > 1:
         raise InvalidRequestError(f"{TOP_K} has several values: {' and '.join(sorted(values))[:80]}")
     top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
-    return call_of(model, fields, len(body), top_k)
+    call = call_of(model, fields, len(body), top_k)
+    call.respond = lambda answer, _: json_response(call.one_or_all(answers(call, answer)))
+    return call
 
 
 DIALECT = Dialect(

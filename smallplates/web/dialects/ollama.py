@@ -104,8 +104,8 @@ def tag(entry: CatalogEntry) -> dict[str, Any]:
     return {**content, "details": details(entry)}
 
 
-def show(entry: CatalogEntry, _: Named, __: int) -> Response:
-    """Returns what clients look up: the vector's length, and how many tokens a text may have."""
+def show(entry: CatalogEntry, _: Named, __: int) -> Call:
+    """Returns the call for what clients look up: the lengths of vectors and of texts."""
     task: Any = entry.model.task
     family = entry.model.description.task
     info = {
@@ -114,14 +114,15 @@ def show(entry: CatalogEntry, _: Named, __: int) -> Response:
         f"{family}.embedding_length": task.dimensions,
     }
     content = {"details": details(entry), "model_info": info, "capabilities": [EMBEDDING]}
-    return json_response({**content, "modified_at": modified_at(entry)})
+    response = json_response({**content, "modified_at": modified_at(entry)})
+    return Call(needs_worker=False, respond=lambda *_: response)
 
 
 def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
     """Adds all paths."""
 
-    def finder(kinds: dict[str, BodyKind], computes: bool) -> Finder:
-        find = routes.finder(kinds, computes)
+    def finder(kinds: dict[str, BodyKind]) -> Finder:
+        find = routes.finder(kinds)
 
         def by_name(body: bytes, **_: str) -> Target[Any]:
             asked = decode_json(NAMED, body)
@@ -130,14 +131,14 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
 
         return by_name
 
-    def add(path: str, summary: str, kind: BodyKind, computes: bool = True) -> None:
+    def add(path: str, summary: str, kind: BodyKind) -> None:
         kinds = {EMBEDDING: kind}
-        routes.by_body(path, summary, kinds, computes=computes, find=finder(kinds, computes))
+        routes.by_body(path, summary, kinds, find=finder(kinds))
 
     text = "The soup was wonderful."
     add("/api/embed", "Embed texts", BodyKind(EmbedRequest, embed, {"input": [text]}))
     add("/api/embeddings", "Embed a text", BodyKind(PromptRequest, embed_prompt, {"prompt": text}))
-    add("/api/show", "Describe a model", BodyKind(Named, show, {}), computes=False)
+    add("/api/show", "Describe a model", BodyKind(Named, show, {}, False))
 
     @routes.about("/api/tags", "The models for embeddings")
     async def tags() -> Response:

@@ -288,7 +288,7 @@ class Connection:
         target = Target(model, partial(decode, model, options), inline_bytes=most)
         limits = self._limits(options, model.task)
         service.check_accepting()
-        held.enter_context(self._pipeline.reserve(frame.context, limits, target))
+        held.enter_context(self._pipeline.reserve(frame.context, limits, model))
         body = held.enter_context(Body(self._pipeline.reader))
         self._arriving = True
         await body.receive(self._chunks(frame))

@@ -219,8 +219,8 @@ def labels_of(entry: CatalogEntry) -> list[str]:
     return entry.model.description.labels or ["LABEL_0"]
 
 
-def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Response:
-    """Returns the tokens of each text, without cutting any. Raises RequestError."""
+def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Call:
+    """Returns the call for the tokens of each text, without cutting any. Raises RequestError."""
     task: Any = entry.model.task
     texts = texts_of(asked.inputs, entry, entry.model.largest_request)
     prompts = {None: "", **getattr(task, "prompts", {})}
@@ -233,7 +233,8 @@ def tokenize(entry: CatalogEntry, asked: TokenizeRequest, _: int) -> Response:
     readings = [task.to_reading({"text": text}, None, None, prompt).texts for text in texts]
     encodings = task.encode(readings, asked.add_special_tokens is not False, offsets=True)
     pairs = zip(readings, encodings, strict=True)
-    return json_response([tokens_of(reading["text"], encoding) for reading, encoding in pairs])
+    response = json_response([tokens_of(reading["text"], encoding) for reading, encoding in pairs])
+    return Call(needs_worker=False, respond=lambda *_: response)
 
 
 def tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
@@ -247,12 +248,13 @@ def tokens_of(text: str, encoding: Any) -> list[dict[str, Any]]:
     ]
 
 
-def decode(entry: CatalogEntry, asked: DecodeRequest, _: int) -> Response:
-    """Returns the text of token ids, or the texts of several lists. Raises RequestError."""
+def decode(entry: CatalogEntry, asked: DecodeRequest, _: int) -> Call:
+    """Returns the call for the text of token ids, or the texts of several lists. Raises RequestError."""
     is_batch = bool(asked.ids) and all(isinstance(each, list) for each in asked.ids)
     lists: list[Any] = [*asked.ids] if is_batch else [asked.ids]
     skip = asked.skip_special_tokens is not False
-    return json_response([text_of(ids, entry, skip) for ids in lists])
+    response = json_response([text_of(ids, entry, skip) for ids in lists])
+    return Call(needs_worker=False, respond=lambda *_: response)
 
 
 def info(entry: CatalogEntry, settings: Settings) -> dict[str, Any]:
@@ -299,10 +301,10 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     for path in ("/", "/invocations"):
         routes.by_body(path, "What the model is for", ANY)
 
-    tokens = BodyKind(TokenizeRequest, tokenize, {"inputs": TEXTS})
-    numbers = BodyKind(DecodeRequest, decode, {"ids": [[1, 2]]})
-    routes.by_body("/tokenize", "Tokens of texts", dict.fromkeys(TASKS, tokens), computes=False)
-    routes.by_body("/decode", "Texts of tokens", dict.fromkeys(TASKS, numbers), computes=False)
+    tokens = BodyKind(TokenizeRequest, tokenize, {"inputs": TEXTS}, False)
+    numbers = BodyKind(DecodeRequest, decode, {"ids": [[1, 2]]}, False)
+    routes.by_body("/tokenize", "Tokens of texts", dict.fromkeys(TASKS, tokens))
+    routes.by_body("/decode", "Texts of tokens", dict.fromkeys(TASKS, numbers))
 
     @routes.about("/info", "A model and its limits", 422, 424, 503)
     async def information() -> Response:

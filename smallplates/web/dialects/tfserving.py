@@ -247,10 +247,15 @@ def add_predict(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> No
     async def predict(model: str, request: Request, version: str | None = None) -> Response:
         entry = catalog.find(model, version)
         inline = None if entry.is_quick_to_parse else LARGE
-        reader = partial(decode, entry=entry, most=entry.model.largest_request)
-        target = Target(entry.model, reader, entry.signature, inline)
-        call, answer = await pipeline.http(request, target)
-        return json_response(encode(call, answer))
+        target = Target(entry.model, partial(call_of, entry), entry.signature, inline)
+        return await pipeline.http(request, target)
+
+
+def call_of(entry: CatalogEntry, body: bytes) -> ColumnCall:
+    """Returns the call for a body. Raises what `decode` raises."""
+    call = decode(body, entry, entry.model.largest_request)
+    call.respond = lambda answer, _: json_response(encode(call, answer))
+    return call
 
 
 def example(entry: CatalogEntry) -> Any:

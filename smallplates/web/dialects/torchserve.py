@@ -105,7 +105,7 @@ def add_predictions(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -
             return fields_from_body(task, body, content_type, aliases=FORM_FIELDS)
 
         target = target_of(entry, read, len, inline_bytes(task, content_type))
-        return json_response(answers(*await pipeline.http(request, target)))
+        return await pipeline.http(request, target)
 
 
 def target_of(
@@ -121,7 +121,9 @@ def target_of(
     count = min(TOP, task.most_candidates) if task.labels else None
 
     def decode(body: Any) -> Call:
-        return call_of(entry.model, read(body), size(body), count)
+        call = call_of(entry.model, read(body), size(body), count)
+        call.respond = lambda answer, _: json_response(answers(call, answer))
+        return call
 
     return Target(entry.model, decode, inline_bytes=inline)
 

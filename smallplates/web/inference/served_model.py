@@ -44,6 +44,9 @@ THREADED = 0.65  # share of what the cores could do that is left if threads deco
 MIXED_SECONDS = 10.0
 SCALARS = (str, bytes, int, float)
 TOGETHER = 32  # fewest texts to prepare at a time, so that threads change seldom
+MANY, LARGE_ANSWER = 256, 64 * 1024
+"""Candidates, and bytes of tensors, that are formatted on the event loop: in about a millisecond."""
+
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
 
 
@@ -79,6 +82,12 @@ class Answer:
     candidates: list[list[Candidate]]  # for each input, best first; empty for tensors
     arrays: list[Array]  # [items, *shape] for each output of the tensor signature; empty for requests
     timings: Timings
+
+    @property
+    def is_large(self) -> bool:
+        """Whether formatting it could take longer than a thread's start."""
+        candidates = sum(map(len, self.candidates))
+        return candidates > MANY or sum(array.nbytes for array in self.arrays) > LARGE_ANSWER
 
 
 class Traffic:

@@ -1,13 +1,13 @@
 """The Open Inference Protocol over HTTP, as Triton and KServe speak it: all paths under `/v2`."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from fastapi import Request, Response
 
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec, ModelCatalog
+from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.dialect import Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.documentation import BINARY, example_values
 from smallplates.web.api.pipeline import Pipeline, Target
@@ -73,13 +73,16 @@ def add_infer_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) 
     @routes.call("/v2/models/{model}/infer", "Call a model", content)
     @routes.call("/v2/models/{model}/versions/{version}/infer", "Call a version", content)
     async def infer(model: str, request: Request, version: str | None = None) -> Response:
-        entry = catalog.find(model, version)
-        header = request.headers.get(codec.HEADER)
-        decode = partial(codec.decode, header=header, entry=entry, most=entry.model.largest_request)
+        entry, header = catalog.find(model, version), request.headers.get(codec.HEADER)
+        encoding = http.accepted_encoding(request.headers.get("accept-encoding"))
         inline = None if entry.is_quick_to_parse or codec.is_small(header) else LARGE
-        target = Target(entry.model, decode, entry.signature, inline)
-        call, answer = await pipeline.http(request, target)
-        return await respond(request, *codec.encode(call, answer))
+
+        def decode(body: bytes) -> ColumnCall:
+            call = codec.decode(body, header, entry, entry.model.largest_request)
+            call.respond = lambda answer, _: respond(*codec.encode(call, answer), encoding)
+            return call
+
+        return await pipeline.http(request, Target(entry.model, decode, entry.signature, inline))
 
 
 def example(entry: CatalogEntry) -> Any:
@@ -103,16 +106,15 @@ def tensor_data(spec: ColumnSpec, value: Any) -> list[Any]:
     return [http.dump_json(value).decode() if spec.field.is_json else value]
 
 
-async def respond(request: Request, content: Any, tails: Sequence[bytes | memoryview]) -> Response:
-    """Returns the response, compressed if the client accepts that.
+def respond(content: Any, tails: Sequence[bytes | memoryview], encoding: str | None) -> Response:
+    """Returns the response, compressed if the client accepts an encoding.
 
     If binary tensors follow the JSON, a header has the JSON's length.
     """
-    encoding = http.accepted_encoding(request.headers.get("accept-encoding"))
     parts = json_parts(content)
     if not tails:
         return http.respond(parts, encoding=encoding)
-    head = await http.join_in_turns(parts)
+    head = b"".join(parts)
     slices = (bytes(tail[at : at + LARGE]) for tail in tails for at in range(0, len(tail), LARGE))
     headers, kind = {codec.HEADER: str(len(head))}, "application/octet-stream"
     return http.respond(chain([head], slices), 200, headers, kind, encoding)

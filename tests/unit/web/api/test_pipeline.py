@@ -7,16 +7,25 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
+import numpy as np
 import pytest
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from smallplates.errors import DrainingError, InvalidRequestError
+from smallplates.errors import DrainingError, InvalidRequestError, OverloadedError
 from smallplates.settings import Settings
-from smallplates.web.api.pipeline import Call, Pipeline, Target, parse_timeout, unless_disconnected
+from smallplates.web.api.pipeline import (
+    NO_TIME,
+    SKIMMED_BYTES,
+    Call,
+    Pipeline,
+    Target,
+    parse_timeout,
+    unless_disconnected,
+)
 from smallplates.web.http.body import LARGE, Body
 from smallplates.web.http.request_context import RequestContext, record
-from smallplates.web.inference.served_model import RequestOptions
+from smallplates.web.inference.served_model import LARGE_ANSWER, MANY, Answer, RequestOptions
 from smallplates.web.inference.thread_pool import ThreadPool
 
 pytestmark = pytest.mark.anyio
@@ -102,9 +111,14 @@ async def test_other_reasons_to_cancel_are_passed_on(client: Client) -> None:
     assert not client.disconnected.cancelled()
 
 
+def respond(_: Answer, __: RequestContext) -> Response:
+    """Returns which thread has made the response."""
+    return Response(threading.current_thread().name)
+
+
 @pytest.fixture
 def model() -> MagicMock:
-    model = MagicMock(predict=AsyncMock())
+    model = MagicMock(predict=AsyncMock(return_value=Answer(MagicMock(), [], [], NO_TIME)))
     model.admit().__aexit__.return_value = False
     return model
 
@@ -114,7 +128,7 @@ async def test_only_requests_after_the_beginning_of_a_drain_are_refused(
     model: MagicMock, known: bool
 ) -> None:
     service = MagicMock(settings=Settings())
-    pipeline, target = Pipeline(service), Target(model, lambda _: Call())
+    pipeline, target = Pipeline(service), Target(model, lambda _: Call(respond=respond))
     find: Any = target if known else lambda _: target
     admitted, late = Client(True), Client(True, b"body")
 
@@ -170,7 +184,7 @@ async def test_a_body_that_is_large_is_searched_for_its_model_on_a_thread(
     service: MagicMock, model: MagicMock, coding: str | None
 ) -> None:
     pipeline, target = Pipeline(service), Target(model, lambda _: Call(), inline_bytes=None)
-    content = bytes(LARGE + 1)
+    content = bytes(SKIMMED_BYTES + 1)
     with Body(pipeline.reader, coding, gzip.compress(content) if coding else content) as body:
         body.hold(len(body.content))
         await pipeline.answer(RequestContext("id"), RequestOptions(1000), lambda _: target, body)
@@ -207,8 +221,55 @@ async def test_a_model_that_is_replaced_while_a_thread_finds_it_is_not_called(
 
     service.models = {"model": replaced}
     pipeline = Pipeline(service)
-    with Body(pipeline.reader, content=bytes(LARGE + 1)) as body:
+    with Body(pipeline.reader, content=bytes(SKIMMED_BYTES + 1)) as body:
         body.hold(len(body.content))
         await pipeline.answer(RequestContext("id"), RequestOptions(1000), find, body)
     assert not replaced.__enter__.called
     model.predict.assert_awaited_once()
+
+
+@pytest.mark.parametrize(
+    ("candidates", "arrays", "is_large"),
+    [
+        ([[{}]], [], False),
+        ([], [np.zeros(LARGE_ANSWER, np.uint8)], False),
+        ([[{}]] * (MANY + 1), [], True),
+        ([[{}] * (MANY + 1)], [], True),
+        ([], [np.zeros((2, LARGE_ANSWER // 2 + 1), np.uint8)], True),
+    ],
+)
+async def test_large_answers_are_formatted_on_a_thread(
+    model: MagicMock, candidates: list[Any], arrays: list[Any], is_large: bool
+) -> None:
+    model.predict.return_value = Answer(MagicMock(), candidates, arrays, NO_TIME)
+    threads = ThreadPool(1)
+    threads.start()
+    pipeline = Pipeline(MagicMock(settings=Settings(), threads=threads))
+    try:
+        target = Target(model, lambda _: Call(respond=respond))
+        response = await pipeline.http(Client(True, b"a").request, target)
+    finally:
+        threads.close()
+    assert (response.body == threading.main_thread().name.encode()) is not is_large
+
+
+async def test_what_needs_no_worker_is_admitted_like_a_call(
+    service: MagicMock, model: MagicMock
+) -> None:
+    call = Call(needs_worker=False, respond=respond)
+    model.admit.reset_mock()
+    response = await Pipeline(service).http(Client(True, b"a").request, Target(model, lambda _: call))
+    assert response.status_code == 200
+    model.admit.assert_called_once()
+    model.refuse_if_full.assert_called_once()
+    assert not model.predict.called
+
+
+async def test_a_full_model_refuses_before_the_body_that_could_name_it(
+    service: MagicMock, model: MagicMock
+) -> None:
+    model.refuse_if_full.side_effect = OverloadedError("full")
+    client = Client(True, b"body")
+    with pytest.raises(OverloadedError):
+        await Pipeline(service).http(client.request, lambda _: Target(model, lambda _: Call()), model)
+    assert client.body == b"body"
