@@ -65,10 +65,10 @@ PART = 8
 """Windows of similar length that are padded together."""
 
 PLAN = loop.Plan(
-    epochs=4,
+    epochs=3,
     batch_size=16,
     peak=1.5e-4,
-    decay_epochs=3.5,
+    decay_epochs=2.5,
     warmup_epochs=0.5,
     weight_decay=0.01,
     ema_decay=0.99,

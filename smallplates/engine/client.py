@@ -167,8 +167,14 @@ class EngineClient:
         fds: EngineFds,
         on_result: Callable[[int, ItemResult | None], None],
         max_answer_bytes: float = math.inf,
+        fewest: int = 1,
     ) -> None:
-        """`on_result` takes a slot's `State`, and the result if there is one."""
+        """`on_result` takes a slot's `State`, and the result if there is one.
+
+        To compute fewer items than `fewest` takes less time than to wake another worker for some of
+        them.
+        """
+        self.fewest = fewest
         self._fds = fds
         self._on_result = on_result
         self._max_answer_bytes = max_answer_bytes
@@ -327,7 +333,7 @@ class EngineClient:
                 memory.state[slot] = State.QUEUED
             values = [record(slot, memory.generation[slot]) for slot in slots]
             slots.clear()
-            share = -(-len(values) // workers)
+            share = max(self.fewest, -(-len(values) // workers))
             for first in range(0, len(values), share):  # each call wakes one worker
                 send(fd, *values[first : first + share])
 

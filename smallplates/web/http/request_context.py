@@ -60,18 +60,18 @@ class RequestContext:
     trace_id: str = ""  # of the request's span; empty if tracing is off
     answer: Any = None  # `Body` that counts the memory of a large answer until it has been sent
 
-    @property
-    def timings(self) -> dict[str, float]:
-        """Seconds per stage, for Server-Timing and the log."""
-        if (stages := self.inference) is None:
-            return {}
-        return {"decode": stages.decode_s, "queue": stages.queue_s, "infer": stages.infer_s}
-
     @cached_property
     def milliseconds(self) -> dict[str, float]:
         """Milliseconds per stage, and in total up to the first access, for the response's head."""
-        timings = {**self.timings, "total": time.monotonic() - self.started}
-        return {name: round(seconds * 1000, 2) for name, seconds in timings.items()}
+        total = round(1000 * (time.monotonic() - self.started), 2)
+        if (stages := self.inference) is None:
+            return {"total": total}
+        return {
+            "decode": round(1000 * stages.decode_s, 2),
+            "queue": round(1000 * stages.queue_s, 2),
+            "infer": round(1000 * stages.infer_s, 2),
+            "total": total,
+        }
 
     def server_timing(self) -> str:
         """Returns the Server-Timing header: every stage and the total, in ms."""

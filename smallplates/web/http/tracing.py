@@ -27,6 +27,7 @@ from smallplates.web.http.request_context import CLIENT_GONE, MAX_PATH, RequestC
 
 STOP_S = 2.0
 QUIET_S = 600.0  # minimum between two warnings
+STAGES = ("decode", "queue", "infer")
 MAX_PARENT = 128  # characters of a traceparent; version 00 has 55
 NO_PARENT = Context()
 PARENTS = TraceContextTextMapPropagator()
@@ -109,7 +110,8 @@ class Tracer:
                     {"serving.model.version": timings.version, "serving.batch_size": timings.batch_size}
                 )
                 moment = ended_at - nanoseconds(now - timings.admitted_at)
-                for stage, seconds in context.timings.items():
+                stages = (timings.decode_s, timings.queue_s, timings.infer_s)
+                for stage, seconds in zip(STAGES, stages, strict=True):
                     child = self._tracer.start_span(stage, set_span_in_context(span), start_time=moment)
                     moment += nanoseconds(seconds)
                     child.end(moment)

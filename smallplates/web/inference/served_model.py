@@ -47,6 +47,7 @@ TOGETHER = 32  # fewest texts to prepare at a time, so that threads change seldo
 MANY, LARGE_ANSWER = 256, 64 * 1024
 """Candidates, and bytes of tensors, that are formatted on the event loop: in about a millisecond."""
 
+WAKE_MS = 0.2  # of computing, below which a second worker is not woken
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
 
 
@@ -144,9 +145,10 @@ class ServedModel:
         self._left: asyncio.Event | None = None
         self.task = task_of(handle.model, settings, self.report.schemas, self.signatures)
         self._metrics = ModelMetrics(metrics, self.description.name, self.task.labels)
-        self.client = EngineClient(handle.fds, self._metrics.observe_item, settings.max_answer_bytes)
         cores, on_gpu = cpus.usable(), self.report.on_gpu
         fastest = max(size / ms for size, ms in self.report.batch_ms.items())
+        limits = settings.max_answer_bytes, max(1, int(WAKE_MS * fastest))
+        self.client = EngineClient(handle.fds, self._metrics.observe_item, *limits)
         wanted = 1000 * fastest * self.workers  # items per second, as measured at warm-up
         if not on_gpu:  # web processes and workers share the cores
             wanted = THREADED / (1 / wanted + 1 / (SLOW * cores))

@@ -90,18 +90,26 @@ async def test_slots_are_added_as_far_as_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "workers", "expected"),
-    [(4, 2, [2, 2]), (3, 2, [2, 1]), (1, 2, [1]), (4, 1, [4]), (3, 0, [3])],
+    ("items", "workers", "fewest", "expected"),
+    [
+        (4, 2, 1, [2, 2]),
+        (3, 2, 1, [2, 1]),
+        (1, 2, 1, [1]),
+        (4, 1, 1, [4]),
+        (3, 0, 1, [3]),
+        (4, 2, 3, [3, 1]),
+        (4, 2, 100, [4]),
+    ],
 )
 async def test_items_are_queued_together_with_a_write_for_each_worker(
-    monkeypatch: pytest.MonkeyPatch, items: int, workers: int, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, items: int, workers: int, fewest: int, expected: list[int]
 ) -> None:
     """A write wakes one worker, which takes what it finds; one iteration of the loop has all in it."""
     written: list[list[int]] = []
     write = lambda _, *values: written.append([*map(slot_of, values)])  # noqa: E731
     monkeypatch.setattr(engine_client, "send", write)
     with clients() as (first, *_):
-        memory = first.memory
+        memory, first.fewest = first.memory, fewest
         memory.batch_cap[0], memory.serving_workers[0] = 4, workers
         pixels = [np.full((2, 2, 3), number, np.uint8) for number in range(items)]
         with first.acquire(count=items) as slots:

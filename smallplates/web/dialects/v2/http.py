@@ -111,10 +111,9 @@ def respond(content: Any, tails: Sequence[bytes | memoryview], encoding: str | N
 
     If binary tensors follow the JSON, a header has the JSON's length.
     """
-    parts = json_parts(content)
     if not tails:
-        return http.respond(parts, encoding=encoding)
-    head = b"".join(parts)
+        return json_response(content, encoding=encoding)
+    head = b"".join(json_parts(content))
     slices = (bytes(tail[at : at + LARGE]) for tail in tails for at in range(0, len(tail), LARGE))
     headers, kind = {codec.HEADER: str(len(head))}, "application/octet-stream"
     return http.respond(chain([head], slices), 200, headers, kind, encoding)
