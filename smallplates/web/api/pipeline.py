@@ -80,6 +80,11 @@ class Call:
     needs_worker: bool = True  # else it is answered without the network, as token ids are
     respond: "Respond | None" = None  # over HTTP: formats the answer; on a thread if that is large
 
+    def answers(self, answer: Answer) -> list[Any]:
+        """Returns the answer of each input, as `/predict` has it."""
+        with_top = self.top_k is not None
+        return [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
+
     def one_or_all(self, answers: list[Any]) -> Any:
         """Returns the answers of all inputs as the client expects them: a list, or the only one."""
         return answers if self.is_list else answers[0]

@@ -1,4 +1,4 @@
-"""What protocols for texts share: texts that may be token ids, and inputs without nulls."""
+"""What protocols for texts share: texts that may be token ids, inputs without nulls, vectors."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +8,8 @@ import msgspec
 
 from smallplates.errors import InvalidRequestError
 from smallplates.web.api.catalog import CatalogEntry
-from smallplates.web.inference.served_model import Input
+from smallplates.web.api.pipeline import Call, Respond
+from smallplates.web.inference.served_model import Answer, Input
 
 
 class TextsOnly(msgspec.Struct, kw_only=True):
@@ -29,6 +30,25 @@ class Passage(TextsOnly):
 
 Texts = str | list[str | int | list[int] | Passage]
 """A text or several, each also as token ids, or in a list as an object."""
+
+MAX_TEXTS = 2048
+QUERY, PASSAGE = ("query",), ("passage", "document")
+PROMPTS = {
+    **dict.fromkeys(("query", "search_query", "retrieval.query"), QUERY),
+    **dict.fromkeys(("passage", "document", "search_document", "retrieval.passage"), PASSAGE),
+}
+"""`input_type` or `task` -> the prompts that it stands for besides the one of its own name; a model
+without them has one form for all texts."""
+
+CUTS: dict[Any, dict[str, Any]] = {
+    False: {"truncate": False},
+    True: {"truncate": True},
+    "NONE": {"truncate": False},
+    "START": {"truncate": True, "truncation_direction": "left"},
+    "END": {"truncate": True, "truncation_direction": "right"},
+}
+"""`truncate` -> the fields of the task."""
+
 
 REFUSAL = (
     "send texts, not token ids: those of another tokeniser, such as OpenAI's, mean other words here. "
@@ -71,3 +91,38 @@ def text_of(ids: Sequence[Any], entry: CatalogEntry, skip_special_tokens: bool =
         )
     text: str = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
     return text
+
+
+def vectors(
+    entry: CatalogEntry,
+    texts: Texts,
+    size: int,
+    respond: Respond,
+    kind: str | None = None,
+    prompt_name: str | None = None,
+    **form: Any,  # fields of the task, which may be null
+) -> Call:
+    """Returns the call for the vectors of texts in a body of `size` bytes.
+
+    `kind` is what they are for, which stands for a prompt unless `prompt_name` has one. Raises
+    RequestError.
+    """
+    task: Any = entry.model.task
+    kinds = (kind, *PROMPTS.get(kind, ())) if kind else ()
+    form["prompt_name"] = prompt_name or next((name for name in kinds if name in task.prompts), None)
+    inputs = [input_of(size, text=text, **form) for text in texts_of(texts, entry, MAX_TEXTS)]
+    return Call(inputs, respond=respond)
+
+
+def cut_to(tokens: int, most: int, side: str | None = None) -> dict[str, Any]:
+    """Returns the same for a maximum of tokens, -1 for the model's own. Raises InvalidRequestError."""
+    if tokens != -1 and tokens < most:
+        raise InvalidRequestError(
+            f"texts are cut to {most} tokens only: send at least {most}, or no maximum"
+        )
+    return {"truncate": True, "truncation_direction": side}
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Returns how many tokens a request had."""
+    return {"prompt_tokens": answer.timings.tokens, "total_tokens": answer.timings.tokens}

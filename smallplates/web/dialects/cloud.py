@@ -20,6 +20,7 @@ from smallplates.models.task_kinds import RANKING
 from smallplates.tasks.base import Fields, Task
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.error_shapes import TeiError, tei_error
 from smallplates.web.api.fields import (
     MAX_IDS,
     TOP_K,
@@ -39,7 +40,7 @@ from smallplates.web.api.pipeline import (
     parse_number,
 )
 from smallplates.web.api.texts import input_of
-from smallplates.web.dialects import huggingface, native, tei, tfserving
+from smallplates.web.dialects import huggingface, tei, tfserving
 from smallplates.web.http.body import decode_json, json_response
 from smallplates.web.http.request_context import PROBES, RequestContext
 from smallplates.web.inference.served_model import Answer, Input, ServedModel, check_count
@@ -94,10 +95,10 @@ def decode(entry: CatalogEntry, whose: Whose, body: bytes) -> Call:
     top_k = parse_number(None if top is None else str(top), TOP_K, model.task.most_candidates)
     if by_rows:
         call = Call([Input(len(body), partial(dict, row)) for row in rows], top_k=top_k)
-        call.respond = lambda answer, _: json_response({"predictions": native.answers(call, answer)})
+        call.respond = lambda answer, _: json_response({"predictions": call.answers(answer)})
     else:
         call = call_of(model, rows[0], len(body), top_k)
-        call.respond = lambda answer, _: json_response(call.one_or_all(native.answers(call, answer)))
+        call.respond = lambda answer, _: json_response(call.one_or_all(call.answers(answer)))
     return call
 
 
@@ -183,7 +184,7 @@ def paths(own: str, variable: str) -> list[str]:
 DIALECT = Dialect(
     add_routes,
     "SageMaker and Vertex AI",
-    tei.error_response,
-    tei.TeiError,
+    tei_error,
+    TeiError,
     about="What the platforms of Amazon and Google expect of a container.",
 )

@@ -20,6 +20,7 @@ from smallplates.models.task_kinds import (
 from smallplates.tasks.base import Candidate, Fields
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Finder, Routes
+from smallplates.web.api.error_shapes import TeiError, tei_error
 from smallplates.web.api.fields import TOP_K, fields_from_json
 from smallplates.web.api.pipeline import JSON_OBJECT, OBJECT, Call, Pipeline, Target, call_of
 from smallplates.web.api.texts import Texts
@@ -169,8 +170,8 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
 DIALECT = Dialect(
     add_routes,
     "Hugging Face Inference API",
-    tei.error_response,
-    tei.TeiError,
+    tei_error,
+    TeiError,
     takes_tensors=False,
     about="For `huggingface_hub.InferenceClient`: every task for texts and images.",
 )

@@ -17,7 +17,7 @@ from smallplates.web.api.dialect import OF_CALLS, Dialect, Routes
 from smallplates.web.api.fields import TOP_K, check_names, fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
 from smallplates.web.http.body import json_response
-from smallplates.web.inference.served_model import Answer, ServedModel
+from smallplates.web.inference.served_model import ServedModel
 
 
 class HealthResponse(BaseModel):
@@ -158,12 +158,6 @@ def add_predict(routes: Routes, pipeline: Pipeline) -> None:
         return await pipeline.http(request, target)
 
 
-def answers(call: Call, answer: Answer) -> list[Any]:
-    """Returns the answer of each input."""
-    with_top = call.top_k is not None
-    return [answer.task.to_json(candidates, with_top) for candidates in answer.candidates]
-
-
 def decode(model: ServedModel, request: Request, body: bytes) -> Call:
     """Returns the call for a request with this body. Raises RequestError."""
     task, query = model.task, request.query_params
@@ -175,7 +169,7 @@ def decode(model: ServedModel, request: Request, body: bytes) -> Call:
         raise InvalidRequestError(f"{TOP_K} has several values: {' and '.join(sorted(values))[:80]}")
     top_k = parse_number(values.pop() if values else None, TOP_K, task.most_candidates)
     call = call_of(model, fields, len(body), top_k)
-    call.respond = lambda answer, _: json_response(call.one_or_all(answers(call, answer)))
+    call.respond = lambda answer, _: json_response(call.one_or_all(call.answers(answer)))
     return call
 
 

@@ -11,50 +11,29 @@ from typing import Any, Literal
 import msgspec
 import pybase64
 from fastapi import Response
-from pydantic import BaseModel
 
-from smallplates.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    ServingError,
-    TextTooLongError,
-    UnauthorizedError,
-)
 from smallplates.models.task_kinds import EMBEDDING, TEXT_CLASSIFICATION
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.error_shapes import OpenAIError, openai_error
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import Texts, TextsOnly, input_of, texts_of
+from smallplates.web.api.texts import (
+    CUTS,
+    MAX_TEXTS,
+    Texts,
+    TextsOnly,
+    cut_to,
+    input_of,
+    texts_of,
+    usage,
+    vectors,
+)
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
 
 AZURE = ("/openai/v1/embeddings", "/openai/deployments/{model}/embeddings")
 """Azure OpenAI's paths; the query's `api-version` is ignored."""
-
-MAX_TEXTS = 2048
-CODES = {
-    NotFoundError.code: "model_not_found",
-    TextTooLongError.code: "context_length_exceeded",
-    UnauthorizedError.code: "invalid_api_key",
-}
-QUERY, PASSAGE = ("query",), ("passage", "document")
-PROMPTS = {
-    **dict.fromkeys(("query", "search_query", "retrieval.query"), QUERY),
-    **dict.fromkeys(("passage", "document", "search_document", "retrieval.passage"), PASSAGE),
-}
-"""`input_type` or `task` -> the prompts that it stands for besides the one of its own name; a model
-without them has one form for all texts."""
-
-CUTS: dict[Any, dict[str, Any]] = {
-    False: {"truncate": False},
-    True: {"truncate": True},
-    "NONE": {"truncate": False},
-    "START": {"truncate": True, "truncation_direction": "left"},
-    "END": {"truncate": True, "truncation_direction": "right"},
-}
-"""`truncate` -> the fields of the task."""
-
 
 ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("output_dtype", "embedding_type", "encoding_type"), ("float", ["float"])),
@@ -66,13 +45,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "return_multivector": (False,),
 }
 """Field of a body -> what it may be, besides null; with anything else, vectors would differ."""
-
-
-class OpenAIError(BaseModel):
-    """What went wrong: `message`, `type`, `param` and `code`; Jina's clients read the `detail`."""
-
-    error: dict[str, str | None]
-    detail: str
 
 
 class EmbeddingsRequest(TextsOnly):
@@ -124,27 +96,21 @@ class ClassifyRequest(msgspec.Struct):
     modality: Literal["text"] | None = None
 
 
-def error_response(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error": {"message", "type", "param", "code"}, "detail"}`."""
-    status = 400 if isinstance(error, TextTooLongError) or error.status == 422 else error.status
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    code = CODES.get(error.code, error.code)
-    content = {"message": error.detail, "type": kind, "param": None, "code": code}
-    return json_response({"error": content, "detail": error.detail}, status, error.headers)
-
-
 def call_of(entry: CatalogEntry, asked: EmbeddingsRequest, size: int) -> Call:
     """Returns the call for a body. Raises RequestError."""
     task: Any = entry.model.task
     dimensions = asked.output_dimension if asked.dimensions is None else asked.dimensions
-    normalize = False not in (asked.normalized, asked.normalize, asked.use_activation)
-    form: dict[str, Any] = {"normalize": normalize, "dimensions": dimensions or None}
-    form |= cut_of(asked, task.max_tokens)
-    kind = asked.input_type or asked.task or ""
-    names = (name for name in (kind, *PROMPTS.get(kind, ())) if name in task.prompts)
-    form["prompt_name"] = asked.prompt_name or next(names, None)
-    inputs = [input_of(size, text=text, **form) for text in texts_of(asked.input, entry, MAX_TEXTS)]
-    return Call(inputs, respond=partial(respond, entry, asked.encoding_format == "base64"))
+    return vectors(
+        entry,
+        asked.input,
+        size,
+        partial(respond, entry, asked.encoding_format == "base64"),
+        asked.input_type or asked.task,
+        asked.prompt_name,
+        normalize=False not in (asked.normalized, asked.normalize, asked.use_activation),
+        dimensions=dimensions or None,
+        **cut_of(asked, task.max_tokens),
+    )
 
 
 def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
@@ -154,23 +120,14 @@ def cut_of(asked: EmbeddingsRequest, most: int) -> dict[str, Any]:
     return cut_to(asked.truncate_prompt_tokens, most, asked.truncation_side)
 
 
-def cut_to(tokens: int, most: int, side: str | None = None) -> dict[str, Any]:
-    """Returns the same for a maximum of tokens, -1 for the model's own. Raises InvalidRequestError."""
-    if tokens != -1 and tokens < most:
-        raise InvalidRequestError(
-            f"texts are cut to {most} tokens only: send at least {most}, or no maximum"
-        )
-    return {"truncate": True, "truncation_direction": side}
-
-
 def respond(entry: CatalogEntry, in_base64: bool, answer: Answer, _: RequestContext) -> Response:
     """Returns the list of vectors, as numbers or as base64 of little-endian float32."""
-    vectors = [best["embedding"] for best, *_ in answer.candidates]
+    found = [best["embedding"] for best, *_ in answer.candidates]
     if in_base64:
-        vectors = [pybase64.b64encode_as_string(vector.astype("<f4", copy=False)) for vector in vectors]
+        found = [pybase64.b64encode_as_string(vector.astype("<f4", copy=False)) for vector in found]
     data = [
         {"object": "embedding", "index": index, "embedding": vector}
-        for index, vector in enumerate(vectors)
+        for index, vector in enumerate(found)
     ]
     return json_response({"object": "list", "data": data, "model": entry.name, "usage": usage(answer)})
 
@@ -190,11 +147,6 @@ def classes_response(entry: CatalogEntry, answer: Answer, context: RequestContex
     ]
     content = {"object": "classify", "data": data, "model": entry.name, "usage": usage(answer)}
     return json_response({**content, "id": context.request_id, "created": int(time.time())})
-
-
-def usage(answer: Answer) -> dict[str, int]:
-    """Returns how many tokens a request had."""
-    return {"prompt_tokens": answer.timings.tokens, "total_tokens": answer.timings.tokens}
 
 
 def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
@@ -220,7 +172,7 @@ def add_routes(routes: Routes, _: Pipeline, catalog: ModelCatalog) -> None:
 DIALECT = Dialect(
     add_routes,
     "OpenAI",
-    error_response,
+    openai_error,
     OpenAIError,
     takes_tensors=False,
     prefixes=("/v1/", "/openai/"),

@@ -16,9 +16,9 @@ from smallplates.errors import InvalidRequestError, ServingError
 from smallplates.models.task_kinds import EMBEDDING, RANKING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.error_shapes import OpenAIError, openai_error
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import Passage, TextsOnly, input_of
-from smallplates.web.dialects import openai
+from smallplates.web.api.texts import CUTS, Passage, TextsOnly, cut_to, input_of, usage, vectors
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
@@ -93,7 +93,7 @@ class ScoreRequest(Scores):
 
 def error_response(error: ServingError, context: RequestContext) -> Response:
     """Returns OpenAI's `{"error": {...}, "detail"}`, and Cohere's `{"id", "message"}` on its paths."""
-    response = openai.error_response(error, context)
+    response = openai_error(error, context)
     if context.path in (COHERE, *EMBED):
         content = {"id": context.request_id, "message": error.detail}
         return json_response(content, response.status_code, error.headers)
@@ -132,7 +132,7 @@ def rerank_response(
     if texts:
         data = [{**each, "document": texts[each["index"]]} for each in results]
         content["results"] = [{**each, "document": {"text": each["document"]}} for each in data]
-    return json_response({**content, "data": data, "model": entry.name, "usage": openai.usage(answer)})
+    return json_response({**content, "data": data, "model": entry.name, "usage": usage(answer)})
 
 
 def ranking(_: CatalogEntry, asked: RankingRequest, size: int) -> Call:
@@ -150,26 +150,22 @@ def ranking_response(answer: Answer, _: RequestContext) -> Response:
 
 def embed(entry: CatalogEntry, asked: EmbedRequest, size: int) -> Call:
     """Returns the call for vectors of texts. Raises RequestError."""
-    truncate, dimensions = asked.truncate or "END", asked.output_dimension
     if asked.max_tokens is not None:
         task: Any = entry.model.task
-        openai.cut_to(asked.max_tokens, task.max_tokens)
-    same = openai.EmbeddingsRequest(
-        [*asked.texts], dimensions, truncate=truncate, input_type=asked.input_type
-    )
-    call = openai.call_of(entry, same, size)
-    call.respond = partial(embed_response, asked)
-    return call
+        cut_to(asked.max_tokens, task.max_tokens)
+    respond, cut = partial(embed_response, asked), CUTS[asked.truncate or "END"]
+    form = {"normalize": True, "dimensions": asked.output_dimension or None, **cut}
+    return vectors(entry, [*asked.texts], size, respond, asked.input_type, **form)
 
 
 def embed_response(asked: EmbedRequest, answer: Answer, context: RequestContext) -> Response:
     """Returns the vectors by type; version 1 of the API has a list unless the body names types."""
-    vectors = [best["embedding"] for best, *_ in answer.candidates]
+    found = [best["embedding"] for best, *_ in answer.candidates]
     by_type = bool(asked.embedding_types) or context.path == EMBED[1]
     content = {
         "id": context.request_id,
         "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
-        "embeddings": {"float": vectors} if by_type else vectors,
+        "embeddings": {"float": found} if by_type else found,
         "texts": asked.texts,
         "meta": {**VERSION, "billed_units": {"input_tokens": answer.timings.tokens}},
     }
@@ -194,7 +190,7 @@ def score(entry: CatalogEntry, asked: ScoreRequest, size: int) -> Call:
     form: dict[str, Any] = {"raw_scores": asked.is_raw}
     if asked.truncate_prompt_tokens is not None:
         task: Any = entry.model.task
-        form |= openai.cut_to(asked.truncate_prompt_tokens, task.max_tokens, asked.truncation_side)
+        form |= cut_to(asked.truncate_prompt_tokens, task.max_tokens, asked.truncation_side)
     inputs = [input_of(size, query=query, texts=texts, **form) for query, texts in pairs]
     return Call(inputs, respond=partial(score_response, entry))
 
@@ -206,7 +202,7 @@ def score_response(entry: CatalogEntry, answer: Answer, context: RequestContext)
         {"index": index, "object": "score", "score": rank["score"]} for index, rank in enumerate(ranks)
     ]
     content = {"id": context.request_id, "object": "list", "model": entry.name, "data": data}
-    return json_response({**content, "usage": openai.usage(answer)})
+    return json_response({**content, "usage": usage(answer)})
 
 
 def add_routes(routes: Routes, _: Pipeline, __: ModelCatalog) -> None:
@@ -229,7 +225,7 @@ DIALECT = Dialect(
     add_routes,
     "Reranking",
     error_response,
-    openai.OpenAIError,
+    OpenAIError,
     takes_tensors=False,
     about="For clients of Cohere's and Jina's APIs: texts sorted by how well they fit a query; vectors.",
 )

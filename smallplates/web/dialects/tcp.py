@@ -45,7 +45,6 @@ from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
 from smallplates.web.api.fields import TOP_K, fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
-from smallplates.web.dialects import native
 from smallplates.web.http.body import Body, decode_json, dump_json, join_in_turns, json_parts
 from smallplates.web.http.protocol import Connections
 from smallplates.web.http.request_context import RequestContext, choose_id, record, to_client_error
@@ -299,7 +298,7 @@ class Connection:
     ) -> dict[str, Any]:
         """Returns the content of a model's answer. Raises ServingError."""
         call, result = await self._pipeline.answer(context, limits, target, body)
-        answer = call.one_or_all(native.answers(call, result))
+        answer = call.one_or_all(call.answers(result))
         return {
             **(answer if isinstance(answer, dict) else {"answer": answer}),
             "request_id": context.request_id,

@@ -10,44 +10,26 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Response
-from pydantic import BaseModel
 
 from smallplates import __version__
 from smallplates.engine import topology
-from smallplates.errors import InvalidRequestError, NotSupportedError, ServingError, TextTooLongError
+from smallplates.errors import InvalidRequestError, NotSupportedError, TextTooLongError
 from smallplates.models.task_kinds import EMBEDDING, RANKING, TEXT_CLASSIFICATION, ZERO_SHOT
 from smallplates.settings import Settings
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, Routes
+from smallplates.web.api.error_shapes import TeiError, tei_error
 from smallplates.web.api.pipeline import Call, Pipeline
 from smallplates.web.api.texts import Texts, TextsOnly, input_of, text_of, texts_of
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
 
-TYPES = {
-    "overloaded": (429, "Overloaded"),
-    "draining": (503, "Unhealthy"),
-    "unavailable": (503, "Unhealthy"),
-    "invalid_text": (400, "Empty"),
-    "text_too_long": (422, "Validation"),
-    "wrong_task": (424, "Backend"),
-    "not_supported": (424, "Backend"),
-}
-"""Code -> status and type of an error."""
-
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 CLASSIFIERS = (TEXT_CLASSIFICATION, ZERO_SHOT)
 TASKS = (EMBEDDING, RANKING, *CLASSIFIERS)
 QUERY, *TEXTS = ("Is the soup good?", "The soup was wonderful.", "The table was cold.")
 TIMES = ("x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time", "x-compute-time")
-
-
-class TeiError(BaseModel):
-    """What went wrong, in words and as a type."""
-
-    error: str
-    error_type: str
 
 
 class Form(TextsOnly, kw_only=True):
@@ -120,13 +102,6 @@ class DecodeRequest(Form):
 
     ids: list[int | list[int]]
     skip_special_tokens: bool | None = None
-
-
-def error_response(error: ServingError, _: RequestContext) -> Response:
-    """Returns `{"error", "error_type"}`."""
-    usual = (error.status, "Validation" if error.status < 500 else "Backend")
-    status, kind = TYPES.get(error.code, usual)
-    return json_response({"error": error.detail, "error_type": kind}, status, error.headers)
 
 
 def reply(entry: CatalogEntry, texts: Sequence[str], content: Any, answer: Answer) -> Response:
@@ -325,7 +300,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
 DIALECT = Dialect(
     add_routes,
     "Text Embeddings Inference",
-    error_response,
+    tei_error,
     TeiError,
     takes_tensors=False,
     about="For clients of Hugging Face's server: embeddings, ranking and text classification.",

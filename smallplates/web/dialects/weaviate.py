@@ -1,5 +1,7 @@
 """Weaviate's `text2vec-transformers`: what the database calls of the container that embeds texts."""
 
+from typing import Any
+
 import msgspec
 from fastapi import Response
 
@@ -7,8 +9,8 @@ from smallplates.models.task_kinds import EMBEDDING
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.dialect import BodyKind, Dialect, ErrorText, Routes, text_error
 from smallplates.web.api.pipeline import Call, Pipeline
-from smallplates.web.api.texts import TextsOnly
-from smallplates.web.dialects import openai, tei
+from smallplates.web.api.texts import TextsOnly, vectors
+from smallplates.web.dialects import tei
 from smallplates.web.http.body import json_response
 from smallplates.web.http.request_context import RequestContext
 from smallplates.web.inference.served_model import Answer
@@ -32,19 +34,15 @@ class VectorsRequest(TextsOnly):
 def embed(entry: CatalogEntry, asked: VectorsRequest, size: int) -> Call:
     """Returns the call of `/vectors`, which cuts long texts. Raises RequestError."""
     texts, config = [asked.text or ""] if asked.texts is None else asked.texts, asked.config or Config()
-    same = openai.EmbeddingsRequest(
-        [*texts], config.dimensions, truncate=True, input_type=config.task_type
-    )
-    call = openai.call_of(entry, same, size)
+    form: dict[str, Any] = {"normalize": True, "dimensions": config.dimensions or None}
 
     def respond(answer: Answer, _: RequestContext) -> Response:
-        vectors = [best["embedding"] for best, *_ in answer.candidates]
+        found = [best["embedding"] for best, *_ in answer.candidates]
         if asked.texts is None:
-            return json_response({"text": asked.text, "vector": vectors[0], "dim": len(vectors[0])})
-        return json_response({"vectors": vectors, "dims": len(vectors[0])})
+            return json_response({"text": asked.text, "vector": found[0], "dim": len(found[0])})
+        return json_response({"vectors": found, "dims": len(found[0])})
 
-    call.respond = respond
-    return call
+    return vectors(entry, [*texts], size, respond, config.task_type, truncate=True, **form)
 
 
 def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> None:
