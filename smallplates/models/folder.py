@@ -14,6 +14,7 @@ Called at startup by the service, the supervisor and the workers.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -55,6 +56,9 @@ class Model:
         self.is_of_other_weights = cache(self._is_of_other_weights)  # hashes files
         self.digest = ""
         """SHA-256 of the model.json that was read; empty if there is none."""
+
+        self.files = files_of(folder, description.version)
+        """The version's files when it was read; they tell whether it has changed since."""
 
     @classmethod
     def read(cls, folder: Path, version: str | None = None, name: str = "") -> "Model":
@@ -230,6 +234,20 @@ def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_of(folder: Path, version: str) -> frozenset[tuple[str, int, int]]:
+    """Returns paths, sizes and times of all files in a folder, except those of other versions."""
+    found = set()
+    for parent, folders, names in os.walk(folder):
+        if parent == str(folder):
+            folders[:] = [name for name in folders if name == version or not name.isdecimal()]
+        for name in names:
+            with suppress(OSError):  # it has just been removed, or is a broken link
+                path = Path(parent, name)
+                stat = path.stat()
+                found.add((str(path), stat.st_size, stat.st_mtime_ns))
+    return frozenset(found)
 
 
 def bare_graph(folder: Path, version: str | None, name: str) -> ModelDescription | None:

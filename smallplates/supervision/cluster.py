@@ -32,9 +32,8 @@ from smallplates.supervision import balance, messages, scratch
 from smallplates.supervision.planner import planner, task_of
 from smallplates.supervision.registry import Registry
 from smallplates.supervision.supervisor import Supervisor
-from smallplates.supervision.web_process import WebProcess
+from smallplates.supervision.web_process import MAX_OF_A_START, MAX_UNANSWERED, WebProcess
 from smallplates.supervision.worker_process import STARTS_IF_KILLED, describe_exit
-from smallplates.system import cpus
 from smallplates.system.open_files import allow_open_files
 from smallplates.system.signals import ending_signals
 from smallplates.web.server import listen
@@ -150,14 +149,13 @@ class Cluster:
                 await asyncio.sleep(RESTART_S)
                 continue
             self._web_processes[index] = web_process
+            self._watch()
             join = self._spawn(self._join(web_process))
             with web_process.sock, contextlib.suppress(ConnectionError):
                 while data := await loop.sock_recv(web_process.sock, messages.MAX_MESSAGE):
                     self._on_message(web_process, json.loads(data))
-            with contextlib.suppress(OSError):  # it was waited for when it was killed
-                os.waitid(os.P_PID, web_process.popen.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 it ends
-                self._registry.counts.web_cpu_s[0] += cpus.used_s(web_process.popen.pid)
-            code = web_process.popen.wait()
+            code = await web_process.exit_code()
+            self._registry.counts.web_cpu_s[0] += web_process.cpu_s
             web_process.calls.end(None)
             self._registry.remove(web_process)  # before: a start that fails waits for its engine
             await join
@@ -202,7 +200,7 @@ class Cluster:
         """Makes a change requested by a web process, and replies to it."""
         self._changes += 1
         self._watch()
-        await messages.answer(web_process.sock, number, work)
+        await messages.answer(web_process.send, number, work)
         self._changes -= 1
         self._watch()
 
@@ -249,6 +247,7 @@ class Cluster:
             or self._settings.tcp_port is not None
             or self._settings.grpc_port is not None
             or self._changes > 0
+            or not all(web_process.ready for web_process in self._web_processes.values())
             or any(web_process.connections for web_process in self._web_processes.values())
         )
         if must_ping and self._next_ping is None:
@@ -261,8 +260,8 @@ class Cluster:
         self._next_ping = None
         self._watch()
         for web_process in self._web_processes.values():
-            if web_process.ready or self._shutdown:  # must not kill a web process that is slow to start
-                web_process.ping()
+            is_starting = not (web_process.ready or self._shutdown)
+            web_process.ping(MAX_OF_A_START if is_starting else MAX_UNANSWERED)
 
     def _on_first_engine(self, supervisor: Supervisor) -> None:
         """Settles the number of web processes."""

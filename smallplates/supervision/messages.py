@@ -13,7 +13,8 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Awaitable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,10 +27,14 @@ from smallplates.logging import logger
 from smallplates.models.folder import Model
 from smallplates.supervision.registry import EngineHandle
 
+Send = Callable[..., None]
+"""Sends a message; takes its kind, and its fields by name."""
+
 LAYOUT = TypeAdapter(SlotLayout)
 MAX_MESSAGE = 65536
 """Size in bytes up to which a message goes through the socket; larger ones go in a file."""
 
+RETRY_S = 0.1
 MAX_FDS = 8
 MAX_REASON = 4000
 """Characters of an error that always fit into a message."""
@@ -50,7 +55,8 @@ def send(sock: socket.socket, kind: str, fds: Sequence[int] = (), **fields: Any)
     try:
         with os.fdopen(file, "wb", closefd=False) as stream:
             stream.write(data)
-        socket.send_fds(sock, [json.dumps({"bytes": len(data)}).encode()], [*fds, file])
+        head = {"type": kind, "id": fields.get("id"), "key": fields.get("key"), "bytes": len(data)}
+        socket.send_fds(sock, [json.dumps(head).encode()], [*fds, file])
     finally:
         os.close(file)
 
@@ -58,13 +64,18 @@ def send(sock: socket.socket, kind: str, fds: Sequence[int] = (), **fields: Any)
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Returns a message and its descriptors; None if the other end has closed.
 
-    Raises BlockingIOError if there is none, and OSError.
+    If this process has no room for the descriptors, it returns type, `id`, `key`, and `is_cut`. Raises
+    BlockingIOError if there is no message, and OSError.
     """
-    data, fds, _, _ = socket.recv_fds(sock, MAX_MESSAGE, MAX_FDS)
+    data, fds, flags, _ = socket.recv_fds(sock, MAX_MESSAGE, MAX_FDS)
     if not data:
         return None
     message: dict[str, Any] = json.loads(data)
-    if "type" not in message:
+    if flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        return {**message, "is_cut": True}, []
+    if "bytes" in message:
         file = fds.pop()
         with contextlib.closing(os.fdopen(file, "rb")):
             message = json.loads(os.pread(file, message["bytes"], 0))
@@ -78,12 +89,15 @@ class Calls:
         self._answers: dict[int, asyncio.Future[str | None]] = {}
         self._numbers = itertools.count()
 
-    async def make(self, sock: socket.socket, kind: str, **fields: Any) -> None:
-        """Returns when the call is done. Raises ConfigurationError if it failed there, and OSError."""
+    async def make(self, send: Send, kind: str, **fields: Any) -> None:
+        """Returns when the call is done. Raises ConfigurationError if it failed there.
+
+        Also raises what `send` raises.
+        """
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            send(sock, kind, id=number, **fields)
+            send(kind, id=number, **fields)
             error = await answer
         finally:
             del self._answers[number]
@@ -102,8 +116,41 @@ class Calls:
             self.on_done(number, error)
 
 
-async def answer(sock: socket.socket, number: int, work: Awaitable[None]) -> None:
-    """Does the work of a call, and says so; the answer is lost if the other process has died."""
+class Outbox:
+    """Sends messages to a process that may be busy; they wait until it has read the ones before."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message, now or later; it is lost if the process has died."""
+        self._waiting.append((kind, fields))
+        if len(self._waiting) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(self._sock)
+        while self._waiting:
+            kind, fields = self._waiting[0]
+            try:
+                send(self._sock, kind, **fields)
+            except BlockingIOError:
+                loop.add_writer(self._sock, self._flush)
+                return
+            except ConnectionError:
+                self._waiting.clear()
+                return
+            except OSError as error:  # no memory or descriptor, perhaps only for a while
+                logger().error("a message cannot be sent", kind=kind, reason=str(error))
+                loop.call_later(RETRY_S, self._flush)
+                return
+            self._waiting.popleft()
+
+
+async def answer(send: Send, number: int, work: Awaitable[None]) -> None:
+    """Does the work of a call, and says so."""
     error = None
     try:
         await work
@@ -112,8 +159,7 @@ async def answer(sock: socket.socket, number: int, work: Awaitable[None]) -> Non
     except Exception:  # a bug must not leave the caller waiting, nor end the task that answers calls
         logger().exception("a change failed")
         error = "an unexpected error, which is in the log"
-    with contextlib.suppress(OSError):
-        send(sock, "done", id=number, error=error)
+    send("done", id=number, error=error)
 
 
 def identity(model: Model) -> dict[str, str]:

@@ -79,9 +79,9 @@ class Engine:
 
     def handle(self, member: int) -> EngineHandle:
         """Returns what the web process with this index needs, and counts it as a user."""
+        fds, report = self.supervisor.engine_fds(member), self.supervisor.report
         self.users.add(member)
         self.free.clear()
-        fds, report = self.supervisor.engine_fds(member), self.supervisor.report
         return EngineHandle(self.key, self.model, fds, report, partial(self.release, member))
 
     def release(self, member: int) -> None:
@@ -204,6 +204,9 @@ class Registry:
                     if self._ending.is_set():
                         return
                     await self._withdraw(name, str(error))
+                except Exception:  # a defect, which must not keep the other models out of service
+                    logger().exception("a model cannot be loaded", model=name)
+                    await self._withdraw(name, "an unexpected error, which is in the log")
 
     async def _start(self, name: str) -> None:
         await self._replace(self.models[name], self._plans[name])
@@ -262,12 +265,14 @@ class Registry:
     async def load(self, model: Model) -> None:
         """Puts a model, or another version of it, into service everywhere. Raises ConfigurationError.
 
-        Continues if the caller is cancelled. If it fails, what was in service before stays so.
+        A version that is in service is loaded again only if its files have changed. Continues if the
+        caller is cancelled. If it fails, what was in service before stays so.
         """
 
         async def change() -> None:
             now = self.engine_of(model.description.name)
-            if now is None or now.model.description.version != model.description.version:
+            version = model.description.version
+            if now is None or (now.model.description.version, now.model.files) != (version, model.files):
                 await self._replace(model, await self._plan(model))
 
         await self._in_turn(change)
@@ -324,8 +329,8 @@ class Registry:
         self.engines.append(engine)
         members = list(self.members.items())
         try:
-            await all_of(member.prepare(engine.handle(index)) for index, member in members)
-        except ConfigurationError:
+            await all_of([member.prepare(engine.handle(index)) for index, member in members])
+        except Exception:
             await all_of(member.discard(engine.key) for _, member in members)
             await self._end(engine)
             raise

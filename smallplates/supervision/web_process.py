@@ -6,15 +6,19 @@ import os
 import socket
 import subprocess
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smallplates.errors import ConfigurationError
 from smallplates.logging import logger
 from smallplates.supervision import messages
 from smallplates.supervision.registry import EngineHandle
-from smallplates.system import python
+from smallplates.system import cpus, python
 
 MAX_UNANSWERED = 5  # counted, not timed: a pause of all processes leaves at most one unanswered
+MAX_OF_A_START = 24  # it answers when its event loop runs, before it is ready
+END_S = 10.0
 
 
 @dataclass
@@ -27,6 +31,7 @@ class WebProcess:
     ready: bool = False
     connections: int = 0  # number of open HTTP connections, as last reported
     unanswered: int = 0  # number of pings since its last reply
+    cpu_s: float = 0.0  # CPU time that it has used; known when it has ended
     calls: messages.Calls = field(default_factory=messages.Calls)
 
     @classmethod
@@ -58,7 +63,17 @@ class WebProcess:
 
     async def prepare(self, handle: EngineHandle) -> None:
         """See `Member`."""
-        await self._change("prepare", **messages.engine_fields(handle))
+        try:
+            await self.calls.make(
+                partial(messages.send, self.sock), "prepare", **messages.engine_fields(handle)
+            )
+        except BlockingIOError:
+            await self._end()
+        except ConnectionError:
+            pass  # it has died
+        except OSError as error:  # no memory or descriptor for the message
+            handle.release()
+            raise ConfigurationError(f"a web process cannot be given the model: {error}") from error
 
     async def serve(self, key: int) -> None:
         """See `Member`."""
@@ -79,16 +94,35 @@ class WebProcess:
     async def _change(self, kind: str, **fields: Any) -> None:
         """Returns when the process has made a change, or has died. Raises ConfigurationError."""
         try:
-            await self.calls.make(self.sock, kind, **fields)
-        except BlockingIOError:  # it has stopped reading messages, and needs this one
-            self.kill()
-            await asyncio.to_thread(self.popen.wait)
-        except OSError:
+            await self.calls.make(partial(messages.send, self.sock), kind, **fields)
+        except ConnectionError:
             pass  # it has died
+        except OSError:
+            await self._end()
 
-    def ping(self) -> None:
-        """Checks that the event loop runs; kills the process after too many unanswered pings."""
-        if self.unanswered >= MAX_UNANSWERED:
+    async def _end(self) -> None:
+        """Ends the process: it cannot be told what it needs to know, or has stopped reading messages."""
+        self.kill()
+        await asyncio.to_thread(self.popen.wait)
+
+    async def exit_code(self) -> int:
+        """Returns the exit code of the process, which has closed its socket; kills it if it stays."""
+        ended = asyncio.get_running_loop().run_in_executor(None, self._wait)
+        await asyncio.wait([ended], timeout=END_S)
+        if not ended.done():
+            self.kill()
+        return await ended
+
+    def _wait(self) -> int:
+        """Waits for the end, and notes the CPU time; for a thread."""
+        with contextlib.suppress(OSError):  # it was waited for when it was killed
+            os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+            self.cpu_s = cpus.used_s(self.popen.pid)
+        return self.popen.wait()
+
+    def ping(self, most: int) -> None:
+        """Checks that the event loop runs; kills the process if `most` pings are unanswered."""
+        if self.unanswered >= most:
             self.kill()
             return
         self.unanswered += 1

@@ -23,6 +23,7 @@ class RemoteRegistry:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._outbox = messages.Outbox(sock)
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         """Changes to make, one after the other."""
 
@@ -47,7 +48,7 @@ class RemoteRegistry:
     def start(self, accept: Callable[[], None], open_connections: Callable[[], int]) -> None:
         """Tells the parent that this process is ready; calls `accept` once it may accept connections."""
         self._accept, self._open_connections = accept, open_connections
-        messages.send(self._sock, "ready")
+        self._outbox.send("ready")
 
     def on_connection(self) -> None:
         """Tells the parent that there are connections, unless it knows already."""
@@ -56,11 +57,11 @@ class RemoteRegistry:
 
     async def load(self, model: Model) -> None:
         """See `Registry`."""
-        await self._calls.make(self._sock, "load", **messages.identity(model))
+        await self._calls.make(self._outbox.send, "load", **messages.identity(model))
 
     async def unload(self, name: str) -> None:
         """See `Registry`."""
-        await self._calls.make(self._sock, "unload", model=name)
+        await self._calls.make(self._outbox.send, "unload", model=name)
 
     def stop(self) -> None:
         """See `Registry`; the parent itself aborts its loading."""
@@ -94,13 +95,13 @@ class RemoteRegistry:
     def _send_connections(self) -> None:
         count = self._open_connections()
         self._is_watched = count > 0
-        messages.send(self._sock, "connections", count=count)
+        self._outbox.send("connections", count=count)
 
     async def _follow(self, member: Member) -> None:
         """Makes the registry's changes in this process, and says so."""
         while True:
             message, fds = await self._messages.get()
-            await messages.answer(self._sock, message["id"], self._make(member, message, fds))
+            await messages.answer(self._outbox.send, message["id"], self._make(member, message, fds))
 
     async def _make(self, member: Member, message: dict[str, Any], fds: list[int]) -> None:
         """Makes one change. Raises ConfigurationError."""
@@ -124,8 +125,13 @@ class RemoteRegistry:
         def release() -> None:
             for fd in fds:
                 os.close(fd)
-            messages.send(self._sock, "released", key=message["key"])
+            self._outbox.send("released", key=message["key"])
 
+        if "is_cut" in message:
+            release()
+            raise ConfigurationError(
+                "a web process has no descriptor left: raise the limit of open files"
+            )
         try:
             model = await asyncio.to_thread(
                 Model.read, Path(message["path"]), message["version"], message["model"]

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from smallplates.errors import ConfigurationError
-from smallplates.models.folder import Model, configured_models
+from smallplates.models.folder import Model, configured_models, files_of
 from smallplates.settings import Settings
 from smallplates.system import cpus
 
@@ -342,3 +342,18 @@ def test_a_grant_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = cpus.usable()
     assert cpus.grant(0.5) == cpus.usable() == 1
     assert cpus.grant(here + 1) == here
+
+
+def test_a_version_has_changed_if_one_of_its_files_has(tmp_path: Path) -> None:
+    for name in ("1/model.onnx", "2/model.onnx", "onnx/model.onnx", "model.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    known = files_of(tmp_path, "1")
+    assert files_of(tmp_path, "1") == known
+    (tmp_path / "2/model.onnx").write_bytes(b"another version")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    assert files_of(tmp_path, "1") == known
+    for name in ("1/model.onnx", "onnx/model.onnx", "model.json"):
+        (tmp_path / name).write_bytes(b"12")
+        assert (now := files_of(tmp_path, "1")) != known
+        known = now

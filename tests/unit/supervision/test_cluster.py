@@ -23,10 +23,11 @@ from smallplates.settings import Settings
 from smallplates.supervision import balance, messages
 from smallplates.supervision import cluster as cluster
 from smallplates.supervision import registry as engine_registry
+from smallplates.supervision import web_process as web_process_module
 from smallplates.supervision.planner import task_of
 from smallplates.supervision.registry import Engine, EnginePlan
 from smallplates.supervision.supervisor import Supervisor
-from smallplates.supervision.web_process import MAX_UNANSWERED, WebProcess
+from smallplates.supervision.web_process import MAX_OF_A_START, MAX_UNANSWERED, WebProcess
 from smallplates.supervision.worker_process import STARTS_IF_KILLED
 from smallplates.system import cpus
 from tests.reports import reported
@@ -86,6 +87,10 @@ async def load(parent: cluster.Cluster, web_process: WebProcess, version: str) -
 
 def refused(*_: object, **__: object) -> None:
     raise OSError(errno.EAGAIN, "not now")
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 async def test_who_asks_for_a_version_is_answered_where_its_engine_cannot_be_started(
@@ -239,20 +244,54 @@ async def test_connections_of_other_ports_are_not_known(port: str) -> None:
     assert made._next_ping is not None
 
 
-async def test_a_slow_start_is_not_ended_before_the_service_is(
-    parent: cluster.Cluster, web_processes: list[End]
+@pytest.mark.parametrize("is_ending", [True, False])
+async def test_a_start_may_be_slow_but_not_for_ever(
+    parent: cluster.Cluster, web_processes: list[End], is_ending: bool
 ) -> None:
-    (web_process, _), (slow, its_end) = web_processes
+    (web_process, _), (slow, _) = web_processes
     tell(parent, web_process, 1)
     slow.ready = False
-    for _ in range(2 * MAX_UNANSWERED):
+    for _ in range(MAX_OF_A_START):
         parent._ping()
         tell(parent, web_process, 1)
-    assert received(its_end) == []
-    parent._shutdown = True
-    for _ in range(MAX_UNANSWERED + 1):
+    assert slow.popen.poll() is None
+    tell(parent, slow, 0)  # its event loop runs at last
+    for _ in range(MAX_UNANSWERED):
         parent._ping()
+        tell(parent, web_process, 1)
+    assert slow.popen.poll() is None
+    parent._shutdown = is_ending
+    for _ in range(1 if is_ending else MAX_OF_A_START - MAX_UNANSWERED + 1):
+        parent._ping()
+        tell(parent, web_process, 1)
     assert slow.popen.wait(60) == -9
+    assert web_process.popen.poll() is None
+
+
+async def test_a_web_process_that_stays_after_its_end_is_killed(
+    web_processes: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_process_module, "END_S", 0.01)
+    assert await web_processes[0][0].exit_code() == -9
+
+
+async def test_an_engine_for_whose_message_there_is_no_room_is_given_back(
+    web_processes: list[End], engines: list[Mock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (web_process, _), engine = web_processes[0], Engine(0, engines[0])
+    monkeypatch.setattr(messages, "send", no_room)
+    with pytest.raises(ConfigurationError, match="Too many open files"):
+        await web_process.prepare(engine.handle(0))
+    assert engine.free.is_set()
+    assert web_process.popen.poll() is None
+
+
+async def test_a_web_process_that_cannot_be_told_what_serves_is_ended(
+    web_processes: list[End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "send", no_room)
+    await web_processes[0][0].serve(0)
+    assert web_processes[0][0].popen.returncode == -9
 
 
 def version_of_food11(version: str) -> Model:

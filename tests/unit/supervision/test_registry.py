@@ -2,6 +2,7 @@
 
 import asyncio
 from threading import Event
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,6 +25,7 @@ class Web:
     def __init__(self, index: int = 0, broken: tuple[str, ...] = ()) -> None:
         self.index = index
         self.broken = broken
+        self.error: Exception = ConfigurationError("its tokenizer.json is broken")
         self.told: list[tuple[str, str]] = []
         self.prepared: dict[int, EngineHandle] = {}
         self.served: dict[str, EngineHandle] = {}
@@ -39,7 +41,7 @@ class Web:
         if handle.model.description.version in self.broken:
             del self.prepared[handle.key]
             handle.release()
-            raise ConfigurationError("its tokenizer.json is broken")
+            raise self.error
 
     async def serve(self, key: int) -> None:
         """Gives back the one before at once."""
@@ -108,6 +110,21 @@ async def test_a_version_serves_when_every_web_process_has_prepared_it(started: 
     assert [engine.supervisor for engine in registry.engines] == [new]
 
 
+async def test_what_serves_is_loaded_again_if_its_files_have_changed(started: list[Mock]) -> None:
+    registry, web = registry_of("a"), Web()
+    await registry.add(web)
+    await registry.start()
+    await registry.load(version_of("a", "1"))
+    assert len(started) == 1
+    changed = version_of("a", "1")
+    changed.files = frozenset({*changed.files, ("extra", 1, 1)})
+    for _ in range(2):
+        await registry.load(changed)
+    assert len(started) == 2
+    assert web.told == [("prepare", "a 1"), ("serve", "a 1")] * 2
+    assert started[0].close.called
+
+
 async def test_counters_continue_from_the_last_engine_also_of_an_unloaded_model(
     started: list[Mock],
 ) -> None:
@@ -122,12 +139,16 @@ async def test_counters_continue_from_the_last_engine_also_of_an_unloaded_model(
     assert third.memory.continue_counters.call_args.args == (second.memory.counters,)
 
 
-async def test_a_version_that_one_web_process_cannot_serve_changes_nothing(started: list[Mock]) -> None:
+@pytest.mark.parametrize("error", [ConfigurationError("its tokenizer.json is broken"), KeyError("x")])
+async def test_a_version_that_one_web_process_cannot_serve_changes_nothing(
+    started: list[Mock], error: Exception
+) -> None:
     registry, first, second = registry_of("a"), Web(0), Web(1, broken=("2",))
+    second.error = error
     await registry.add(first)
     await registry.add(second)
     await registry.start()
-    with pytest.raises(ConfigurationError, match="tokenizer"):
+    with pytest.raises(type(error)):
         await registry.load(version_of("a", "2"))
     assert first.told[-2:] == [("prepare", "a 2"), ("discard", "a 2")]
     for web in (first, second):
@@ -223,6 +244,25 @@ async def test_one_that_comes_later_and_cannot_serve_a_model_serves_the_others(
     assert list(late.served) == ["b"]
     assert ("its tokenizer.json is broken", "a") in late.told
     assert len(started) == 3
+
+
+async def test_a_model_with_a_defect_does_not_keep_the_others_out_of_service(
+    started: list[Mock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make: Any = vars(engine_registry)["Supervisor"]
+
+    def fail(backend: str, model: Model, *further: Any) -> Any:
+        if model.description.name == "b":
+            raise KeyError("a defect")
+        return make(backend, model, *further)
+
+    monkeypatch.setattr(engine_registry, "Supervisor", fail)
+    registry, web = registry_of("a", "b", "c"), Web()
+    await registry.join(web)
+    await asyncio.gather(*registry._tasks)
+    assert [engine.name for engine in registry.engines] == ["a", "c"]
+    assert [*registry.reasons] == ["b"]
+    assert len(started) == 2
 
 
 async def test_a_version_that_is_loaded_while_models_start_stays(started: list[Mock]) -> None:

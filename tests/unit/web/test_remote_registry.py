@@ -1,8 +1,10 @@
 """`smallplates.web.remote_registry`: what a web process makes of its parent's messages."""
 
 import asyncio
+import errno
 import json
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,8 +142,61 @@ async def test_a_long_reason_arrives_shortened_in_one_message() -> None:
         raise ConfigurationError("\U0001f363" * 100_000)
 
     with ends() as (parent, registry, _):
-        await messages.answer(registry._sock, 0, fail())
+        await messages.answer(registry._outbox.send, 0, fail())
         assert (await said(parent))["error"].startswith("\U0001f363")
+
+
+async def test_messages_wait_for_a_parent_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "RETRY_S", 0.001)
+    with ends() as (parent, registry, _):
+        sent = 0
+        registry._sock.setblocking(False)
+        while not registry._outbox._waiting:
+            registry._outbox.send("connections", count=sent)
+            sent += 1
+        registry._outbox.send("ready")
+        for count in range(sent):
+            assert await said(parent) == {"type": "connections", "count": count}
+        assert await said(parent) == {"type": "ready"}
+        send, failures = messages.send, [OSError(errno.ENOBUFS, "no room")]
+
+        def fail_once(*arguments: Any, **fields: Any) -> None:
+            if failures:
+                raise failures.pop()
+            send(*arguments, **fields)
+
+        monkeypatch.setattr(messages, "send", fail_once)
+        registry._outbox.send("ready")
+        assert await said(parent) == {"type": "ready"}
+        parent.close()
+        registry._outbox.send("ready")  # nobody needs it
+        assert not registry._outbox._waiting
+
+
+@pytest.mark.parametrize("most", [messages.MAX_MESSAGE, 0])
+async def test_an_engine_for_which_there_is_no_descriptor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    write_model(tmp_path, "1")
+    monkeypatch.setattr(messages, "MAX_MESSAGE", most)
+    with ends() as (parent, registry, web), engine(tmp_path, "1") as one:
+        joining = asyncio.ensure_future(registry.join(web))
+        messages.send(parent, "prepare", id=7, **one)
+        monkeypatch.setattr(messages, "MAX_MESSAGE", 65536)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(parent.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 2, hard))
+        try:
+            registry._on_message()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert await said(parent) == {"type": "released", "key": 1}
+        answer = await said(parent)
+        assert answer["id"] == 7
+        assert "descriptor" in answer["error"]
+        joining.cancel()
+        await registry.close()
 
 
 async def test_a_ping_is_answered_also_while_the_engine_is_awaited() -> None:
