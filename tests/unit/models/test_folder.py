@@ -355,5 +355,6 @@ def test_a_version_has_changed_if_one_of_its_files_has(tmp_path: Path) -> None:
     assert files_of(tmp_path, "1") == known
     for name in ("1/model.onnx", "onnx/model.onnx", "model.json"):
         (tmp_path / name).write_bytes(b"12")
-        assert (now := files_of(tmp_path, "1")) != known
+        now = files_of(tmp_path, "1")
+        assert now != known
         known = now
