@@ -10,6 +10,7 @@ try:
         bench,
         compare,
         gpu,
+        holds,
         jobs_command,
         limit,
         lock,
@@ -34,6 +35,7 @@ app.command("stress")(stress.main)
 app.command("model")(model.main)
 app.command("backends")(backends.main)
 app.command("compare")(compare.main)
+app.command("holds")(holds.main)
 app.command("jobs")(jobs_command.main)
 app.command("neighbours")(neighbours.main)
 app.command("overload")(overload.main)

@@ -21,7 +21,7 @@ from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.datatypes import BYTES, DTYPES, fits
 from smallplates.web.api.fields import MAX_ELEMENTS, commas, element_of, field_value, without_texts
 from smallplates.web.api.pipeline import Call
-from smallplates.web.http.body import decode_json
+from smallplates.web.http.body import PART, decode_json
 from smallplates.web.inference.served_model import Answer, Input, check_count
 
 MAX_DIMS = 8
@@ -277,13 +277,17 @@ def number_array(values: Iterable[float], spec: ColumnSpec, dims: Sequence[int],
 
     Raises InvalidRequestError for a number outside the type's range.
     """
+    array, rest = np.empty((count, *dims), DTYPES[spec.datatype]), iter(values)
+    flat = array.reshape(-1)
     try:
-        array = np.fromiter(values, DTYPES[spec.datatype], count * math.prod(dims))
+        for start in range(0, flat.size, PART):  # other threads have their turn in between
+            part = flat[start : start + PART]
+            part[:] = np.fromiter(rest, flat.dtype, part.size)
     except OverflowError as error:
         raise InvalidRequestError(
             f"{spec.name} has a number outside the range of {spec.datatype}"
         ) from error
-    return array.reshape(count, *dims)
+    return array
 
 
 def item_shape(spec: ColumnSpec, shape: Sequence[int]) -> Sequence[int]:

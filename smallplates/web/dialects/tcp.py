@@ -45,10 +45,10 @@ from smallplates.tasks.base import Task
 from smallplates.web.api.dialect import native_content
 from smallplates.web.api.fields import TOP_K, fields_from_body, inline_bytes
 from smallplates.web.api.pipeline import Call, Pipeline, Target, call_of, parse_number
-from smallplates.web.http.body import Body, decode_json, dump_json, join_in_turns, json_parts
+from smallplates.web.http.body import Body, decode_json, json_parts
 from smallplates.web.http.protocol import Connections
 from smallplates.web.http.request_context import RequestContext, choose_id, record, to_client_error
-from smallplates.web.inference.served_model import RequestOptions, ServedModel
+from smallplates.web.inference.served_model import Answer, RequestOptions, ServedModel
 from smallplates.web.sockets import allow_reuse, bind
 
 BACKLOG = 512
@@ -63,8 +63,8 @@ HEAD = struct.Struct(">IH")  # id, length of the options
 FRAME = struct.Struct(">IIH")  # length, id, and the length of the options or the status
 AFTER_LENGTH = HEAD.size
 MAX_OPTIONS_BYTES = 1024
-Reply = Callable[[], Awaitable[dict[str, Any]]]
-"""Returns the content of a response. Raises ServingError."""
+Reply = Callable[[], Awaitable[bytes]]
+"""Returns a response frame. Raises ServingError."""
 
 
 class Options(msgspec.Struct, forbid_unknown_fields=True):
@@ -104,9 +104,10 @@ def size_of_body(length: int, options_bytes: int = 0) -> int:
     return size
 
 
-def response(number: int, status: int, text: bytes) -> bytes:
-    """Returns a response frame; `number` is the request's id, `text` any JSON object."""
-    return FRAME.pack(AFTER_LENGTH + len(text), number, status) + text
+def response(number: int, status: int, content: dict[str, Any]) -> bytes:
+    """Returns a response frame; `number` is the request's id."""
+    text = [*json_parts(content)]
+    return b"".join((FRAME.pack(AFTER_LENGTH + sum(map(len, text)), number, status), *text))
 
 
 def error_content(error: ServingError, context: RequestContext) -> dict[str, Any]:
@@ -153,7 +154,7 @@ class TcpServer:
         if not self.places.add():
             error = OverloadedError("too many connections")
             content = error_content(error, RequestContext(choose_id(None)))
-            writer.write(response(0, error.status, dump_json(content)))
+            writer.write(response(0, error.status, content))
             writer.close()
             self.service.metrics.requests.labels(PATH, str(error.status), error.code, "").inc()
             return
@@ -291,21 +292,22 @@ class Connection:
         body = held.enter_context(Body(self._pipeline.reader))
         self._arriving = True
         await body.receive(self._chunks(frame))
-        return partial(self._predict, frame.context, limits, target, body)
+        return partial(self._predict, frame, limits, target, body)
 
     async def _predict(
-        self, context: RequestContext, limits: RequestOptions, target: Target[Call], body: Body
-    ) -> dict[str, Any]:
-        """Returns the content of a model's answer. Raises ServingError."""
-        call, result = await self._pipeline.answer(context, limits, target, body)
-        answer = call.one_or_all(call.answers(result))
-        return {
-            **(answer if isinstance(answer, dict) else {"answer": answer}),
-            "request_id": context.request_id,
-            "ms": context.milliseconds,
-        }
+        self, frame: Frame, limits: RequestOptions, target: Target[Call], body: Body
+    ) -> bytes:
+        """Returns the frame of a model's answer; a thread makes a large one. Raises ServingError."""
+        call, answer = await self._pipeline.answer(frame.context, limits, target, body)
+        is_large, work = answer.is_large, partial(encode, frame, call, answer)
+        del call, answer
+        if not is_large:
+            return work()
+        running = self._pipeline.service.threads.run(work, limits.bulk)
+        del work  # so that the thread frees the answer
+        return await running
 
-    async def _refuse(self, error: Exception) -> dict[str, Any]:
+    async def _refuse(self, error: Exception) -> bytes:
         raise error
 
     async def _respond(self, frame: Frame, answer: Reply) -> None:
@@ -314,9 +316,9 @@ class Connection:
             status, content = 200, await answer()
         except Exception as error:
             problem = to_client_error(error, frame.context)
-            status, content = problem.status, error_content(problem, frame.context)
-        text = await join_in_turns(json_parts(content))
-        await self._send(response(frame.number, status, text))
+            status = problem.status
+            content = response(frame.number, status, error_content(problem, frame.context))
+        await self._send(content)
         frame.context.status = status
 
     def _check_key(self, options: Options) -> None:
@@ -374,6 +376,14 @@ def decode(model: ServedModel, options: Options, content: bytes) -> Call:
     """Returns the call for a body. Raises RequestError."""
     fields = fields_from_body(model.task, content, options.content_type)
     return call_of(model, fields, len(content), options.top_k)
+
+
+def encode(frame: Frame, call: Call, answer: Answer) -> bytes:
+    """Returns the response frame of a model's answer."""
+    content, context = call.one_or_all(call.answers(answer)), frame.context
+    further = {"request_id": context.request_id, "ms": context.milliseconds}
+    content = content if isinstance(content, dict) else {"answer": content}
+    return response(frame.number, 200, {**content, **further})
 
 
 def close(held: ExitStack, _: asyncio.Task[None]) -> None:

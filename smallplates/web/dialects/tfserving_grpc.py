@@ -20,6 +20,8 @@ from smallplates.web.api.columns import ColumnCall, Data, Output
 from smallplates.web.api.datatypes import BYTES, DATATYPES, DTYPES
 from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects import tfserving
+from smallplates.web.dialects.v2 import codec
+from smallplates.web.grpc import wire
 from smallplates.web.grpc.calls import Call, Calls, Inference, Method, Methods, not_supported, serialise
 from smallplates.web.grpc.generated import tf_serving_pb2 as pb
 from smallplates.web.grpc.limits import Context, Message
@@ -41,6 +43,11 @@ FIELDS = {
 }
 """Type -> the field of its values; those of the other types are in INT_VALUES."""
 
+SAME_BYTES = {"FP32", "FP64", "BOOL"}
+"""Types of numbers that have the same bytes in a message as in memory."""
+
+OUTPUTS = pb.PredictResponse.OUTPUTS_FIELD_NUMBER
+MAP_KEY, MAP_VALUE = 1, 2
 INT_VALUES = "int_val"
 WIDTHS = {name: DTYPES[kind].itemsize for kind, name in FIELDS.items() if kind != BYTES}
 WIDTHS |= {"half_val": 4, INT_VALUES: 4}
@@ -119,25 +126,34 @@ def outputs_of(entry: CatalogEntry, request: Message) -> list[Output]:
     return [Output(spec, binary=True) for spec in entry.outputs if not wanted or spec.name in wanted]
 
 
-def encode(call: ColumnCall, answer: Answer) -> Message:
-    """Returns a PredictResponse; outputs of a task begin with the batch dimension."""
-    response = pb.PredictResponse(model_spec=spec_of(call.entry))
-    for column in columns.columns_of(call, answer):
+def encode(call: ColumnCall, answer: Answer) -> list[bytes]:
+    """Returns a PredictResponse in parts; outputs of a task begin with the batch dimension.
+
+    Raises InvalidRequestError or InvalidTensorError.
+    """
+    response = []
+    for column in sorted(columns.columns_of(call, answer), key=lambda column: column.spec.name):
         shape, data, spec = column.shape, column.data, column.spec
         if spec.field is not None:
             shape = [call.count, *([len(data) // call.count] if spec.field.is_list else [])]
-        tensor = response.outputs[spec.name]
-        tensor.dtype = pb.DataType.Value(DATATYPES[column.datatype].tensorflow)
+        tensor = pb.TensorProto(dtype=DATATYPES[column.datatype].tensorflow)
         for size in shape:
             tensor.tensor_shape.dim.add(size=size)
-        values: Any = data
-        if not isinstance(data, list):
-            flat = data.astype(DTYPES[spec.datatype], copy=False).ravel()
-            values = (flat.view("<u2") if spec.datatype == "FP16" else flat).data  # builds no list
-        field = getattr(tensor, FIELDS.get(spec.datatype, INT_VALUES))
-        for at in range(0, len(values), PART):  # on a thread, others have their turn in between
-            field.extend(values[at : at + PART])
-    return response
+        name, packed = FIELDS.get(spec.datatype, INT_VALUES), []
+        if spec.datatype in SAME_BYTES:
+            number = tensor.DESCRIPTOR.fields_by_name[name].number
+            packed = wire.field(number, [*wire.parts(codec.pack(column))])
+        else:
+            values: Any = data
+            if not isinstance(data, list):
+                flat = data.astype(DTYPES[spec.datatype], copy=False).ravel()
+                values = (flat.view("<u2") if spec.datatype == "FP16" else flat).data  # builds no list
+            field = getattr(tensor, name)
+            for at in range(0, len(values), PART):  # on a thread, others have their turn in between
+                field.extend(values[at : at + PART])
+        value = wire.field(MAP_VALUE, [serialise(tensor), *packed])
+        response += wire.field(OUTPUTS, [*wire.field(MAP_KEY, [spec.name.encode()]), *value])
+    return [*response, serialise(pb.PredictResponse(model_spec=spec_of(call.entry)))]
 
 
 def spec_of(entry: CatalogEntry) -> Message:
@@ -153,7 +169,7 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
         version = str(spec.version.value) if spec.HasField("version") else spec.version_label
         return catalog.find(spec.name, version or None)
 
-    async def predict(request: Message, call: Call) -> Message:
+    async def predict(request: Message, call: Call) -> bytes:
         if len(request.inputs) > MAX_INPUTS:
             raise InvalidRequestError(f"the request has more than {MAX_INPUTS} inputs")
         tensors = [tensor_of(name, content) for name, content in request.inputs.items()]
@@ -170,9 +186,8 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
             read = partial(decode, tensors=tensors, entry=entry, most=entry.model.largest_request)
             return Target(entry.model, read, entry.signature, LARGE if sent else None)
 
-        work = partial(encode, *await call.infer(target, request, max(request.ByteSize(), size, sent)))
-        is_large = call.request_context.answer.size > 0
-        return await calls.pipeline.service.threads.run(work, False) if is_large else work()
+        size = max(request.ByteSize(), size, sent)
+        return await call.encode(encode, *await call.infer(target, request, size))
 
     def metadata(request: Message, _: Context) -> Message:
         if set(request.metadata_field) != {SIGNATURES}:

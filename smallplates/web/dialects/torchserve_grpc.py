@@ -24,11 +24,14 @@ from smallplates.web.api.fields import (
 from smallplates.web.api.pipeline import Call as ModelCall
 from smallplates.web.api.pipeline import Target
 from smallplates.web.dialects import torchserve
+from smallplates.web.grpc import wire
 from smallplates.web.grpc.calls import Call, Calls, Inference, Method, Methods, not_supported
 from smallplates.web.grpc.generated import torch_serve_pb2 as pb
 from smallplates.web.grpc.limits import Message
-from smallplates.web.http.body import SYNTAX, decode_json, dump_json, join_in_turns, json_parts
+from smallplates.web.http.body import SYNTAX, decode_json, dump_json, json_parts
+from smallplates.web.inference.served_model import Answer
 
+PREDICTION = pb.PredictionResponse.PREDICTION_FIELD_NUMBER
 ALIASES = torchserve.FORM_FIELDS
 MANAGEMENT = (
     *("DescribeModel", "ListModels", "RegisterModel"),
@@ -58,6 +61,11 @@ def json_of(field: Field, content: bytes) -> Any:
     return b64encode(content).decode() if field.is_bytes else text_of(content)
 
 
+def encode(call: ModelCall, answer: Answer) -> list[bytes]:
+    """Returns a PredictionResponse in parts, with the JSON that HTTP has."""
+    return wire.field(PREDICTION, [*json_parts(torchserve.answers(call, answer))])
+
+
 def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
     """Returns the protocol's services."""
 
@@ -70,9 +78,8 @@ def services(calls: Calls, catalog: ModelCatalog) -> Mapping[str, Methods]:
 
         return torchserve.target_of(entry, read, size, inline_bytes(task, None))
 
-    async def predict(request: Message, call: Call) -> Message:
-        answer = torchserve.answers(*await call.infer(target, request, request.ByteSize()))
-        return pb.PredictionResponse(prediction=await join_in_turns(json_parts(answer)))
+    async def predict(request: Message, call: Call) -> bytes:
+        return await call.encode(encode, *await call.infer(target, request, request.ByteSize()))
 
     def ping(_: Message, __: object) -> Message:
         health = torchserve.health(calls.pipeline.service.is_ready)

@@ -3,8 +3,9 @@
 A service is a table of its methods: `Methods`. `server.py` serves them.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 
 from smallplates.errors import NotSupportedError
 from smallplates.web.api.pipeline import C, Find, Pipeline
-from smallplates.web.grpc.limits import Context, Message, MessageReadLimiter, parse
+from smallplates.web.grpc.limits import SMALL, Context, Message, MessageReadLimiter, parse
 from smallplates.web.http.body import Body
 from smallplates.web.http.request_context import (
     CLIENT_GONE,
@@ -71,12 +72,27 @@ class Call(NamedTuple):
             body.hold(size)
             return await self.pipeline.answer(self.request_context, options, find, body)
 
+    async def encode(
+        self, encode: Callable[[C, Answer], Iterable[bytes]], call: C, answer: Answer
+    ) -> bytes:
+        """Returns the bytes of a model's answer; a thread makes them of a large one, and frees it.
+
+        Raises ServingError.
+        """
+        is_large, work = answer.is_large, partial(joined, encode, call, answer)
+        del call, answer
+        if not is_large:
+            return work()
+        running = self.pipeline.service.threads.run(work, self.options.bulk)
+        del work
+        return await running
+
 
 class Inference(NamedTuple):
     """A method that calls a model: it needs the key, and the service must accept requests."""
 
     request: Message  # the class of its message
-    answer: Callable[[Message, Call], Awaitable[Message]]
+    answer: Callable[[Message, Call], Awaitable[bytes]]
     is_stream: bool = False  # whether its only answer is sent as a stream
 
 
@@ -127,7 +143,7 @@ class Calls:
                 # no variable may hold the message: gRPC keeps an aborted call's frame until the next
                 # garbage collection
                 response = method.answer(
-                    parse(method.request, await self._reader.read(context.read)), further
+                    await self.parse(method.request, await self._reader.read(context.read)), further
                 )
                 if isawaitable(response):
                     response = await response
@@ -145,6 +161,12 @@ class Calls:
         if isinstance(method, Inference) and method.is_stream:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=serialise)
         return grpc.stream_unary_rpc_method_handler(call, response_serializer=serialise)
+
+    async def parse(self, kind: Message, data: bytes) -> Message:
+        """Parses a message of class `kind`, a large one on a thread. Raises InvalidRequestError."""
+        if len(data) <= SMALL:
+            return parse(kind, data)
+        return await self.pipeline.service.threads.run(partial(parse, kind, data), bulk=False)
 
     def admit(self, context: Context, request_context: RequestContext) -> Call:
         """Admits a call by its metadata. Raises what `Pipeline.admit` raises."""
@@ -180,8 +202,15 @@ class Calls:
         record(self._metrics, context, context.path, timed=context.inference is not None)
 
 
+def joined(encode: Callable[[C, Answer], Iterable[bytes]], call: C, answer: Answer) -> bytes:
+    """Returns the parts of an encoded answer together."""
+    return b"".join(encode(call, answer))
+
+
 def serialise(message: Message) -> bytes:
-    """Returns a message's bytes, its maps in the order of their keys."""
+    """Returns a message's bytes, its maps in the order of their keys; bytes are a message already."""
+    if isinstance(message, bytes):
+        return message
     data: bytes = message.SerializeToString(deterministic=True)
     return data
 

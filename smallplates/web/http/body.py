@@ -280,11 +280,6 @@ async def in_turns(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
     yield bytes(joined)
 
 
-async def join_in_turns(parts: Iterable[bytes]) -> bytes:
-    """Returns all parts together; meanwhile, other tasks have their turn."""
-    return b"".join([part async for part in in_turns(parts)])
-
-
 def weight(content: Any) -> int:
     """Estimates how many numbers and texts some content has; of a long list it looks at a few values."""
     if isinstance(content, float | int):

@@ -44,10 +44,9 @@ THREADED = 0.65  # share of what the cores could do that is left if threads deco
 MIXED_SECONDS = 10.0
 SCALARS = (str, bytes, int, float)
 TOGETHER = 32  # fewest texts to prepare at a time, so that threads change seldom
-MANY, LARGE_ANSWER = 256, 64 * 1024
-"""Candidates, and bytes of tensors, that are formatted on the event loop: in about a millisecond."""
-
 WAKE_MS = 0.2  # of computing, below which a second worker is not woken
+LARGE_ANSWER = 256 * 1024  # bytes of tensors; as JSON 64 K numbers take 5 ms
+SLICE_S = 0.02  # of postprocessing; other work waits as long for the thread
 QUICK_SECONDS = 0.0003  # of CPU time: under half of a 400x300 image's, ten times a short text's
 
 
@@ -83,12 +82,7 @@ class Answer:
     candidates: list[list[Candidate]]  # for each input, best first; empty for tensors
     arrays: list[Array]  # [items, *shape] for each output of the tensor signature; empty for requests
     timings: Timings
-
-    @property
-    def is_large(self) -> bool:
-        """Whether formatting it could take longer than a thread's start."""
-        candidates = sum(map(len, self.candidates))
-        return candidates > MANY or sum(array.nbytes for array in self.arrays) > LARGE_ANSWER
+    is_large: bool = False  # whether it takes so long to format that a thread does
 
 
 class Traffic:
@@ -295,13 +289,15 @@ class ServedModel:
                 request.items = [()] * len(request.items)  # the slots have the arrays now
             part = await self._next_part(different, len(prepared), options.bulk) if left else []
         results = await admission.results()
-        candidates = await self._postprocess(prepared, results, top_k, options.bulk)
+        is_large = len(inputs) > 1 or len(results) > 1 or not prepared[0].runs_inline
+        most = min(top_k, self.task.most_candidates)
+        candidates = await self._postprocess(prepared, results, most, is_large, options.bulk)
         truncated = any(request.truncated for request in prepared)
         timings = admission.finish(results, self.description.version, truncated)
         timings.tokens = sum(prepared[place].tokens for place in places)
         answers = [candidates[place] for place in places]
         self._metrics.count_predictions(answers)
-        return Answer(self.task, answers, [], timings)
+        return Answer(self.task, answers, [], timings, is_large)
 
     async def infer(
         self, inputs: Sequence[Array], options: RequestOptions, admission: Admission
@@ -322,7 +318,8 @@ class ServedModel:
         work = partial(stack, self.signatures[index], results)
         size = len(results) * sum(array.nbytes for array in results[0].outputs)
         arrays = await self._threads.run(work, options.bulk) if size > LARGE_BYTES else work()
-        return Answer(self.task, [], arrays, admission.finish(results, self.description.version))
+        timings = admission.finish(results, self.description.version)
+        return Answer(self.task, [], arrays, timings, size > LARGE_ANSWER)
 
     async def _first_part(
         self, inputs: Sequence[Input], bulk: bool
@@ -413,19 +410,36 @@ class ServedModel:
         return prepared
 
     async def _postprocess(
-        self, prepared: Sequence[Prepared], results: Sequence[ItemResult], top_k: int, bulk: bool
+        self,
+        prepared: Sequence[Prepared],
+        results: Sequence[ItemResult],
+        top_k: int,
+        on_thread: bool,
+        bulk: bool,
     ) -> list[list[Candidate]]:
-        """Returns each input's candidates; runs on a thread if slow or if an input has several items."""
-        candidates, first = [], 0
-        for request in prepared:
-            end = first + len(request.items)
-            outputs = [result.outputs for result in results[first:end]]
-            if len(outputs) == 1 and request.runs_inline:
+        """Returns each input's candidates.
+
+        A thread works for SLICE_S at a time, so that other requests have their turn. It also frees what
+        is no longer needed, which takes time, too.
+        """
+        candidates: list[list[Candidate]] = []
+        requests, items = iter(prepared), iter(results)
+
+        def work(until: float = math.inf) -> None:
+            for request in requests:
+                own = [*itertools.islice(items, len(request.items))]
+                outputs = [result.outputs for result in own]
                 candidates.append(self.task.postprocess(request, outputs, top_k))
-            else:
-                work = partial(self.task.postprocess, request, outputs, top_k)
-                candidates.append(await self._threads.run(work, bulk))
-            first = end
+                request.context = None
+                for result in own:
+                    result.outputs = []
+                if time.perf_counter() > until:
+                    break
+
+        if not on_thread:
+            work()
+        while len(candidates) < len(prepared):
+            await self._threads.run(lambda: work(time.perf_counter() + SLICE_S), bulk)
         return candidates
 
 
@@ -455,6 +469,8 @@ def identity(fields: Fields) -> tuple[Any, ...]:
 def stack(signature: Signature, results: Sequence[ItemResult]) -> list[Array]:
     """Returns an array [items, *shape] for each output. Raises InvalidRequestError if sizes differ."""
     columns = list(zip(*(result.outputs for result in results), strict=True))
+    for result in results:
+        result.outputs = []  # a thread that stacks the rows frees them, too
     for spec, column in zip(signature.outputs, columns, strict=True):
         if len({array.shape for array in column}) > 1:
             raise InvalidRequestError(

@@ -101,6 +101,7 @@ class ThreadPool:
         job, lane = Job(work, asyncio.get_running_loop()), self._lanes[large]
         lane.queues[bulk].append(job)  # type: ignore[arg-type]  # the queues hold jobs of any type
         lane.tokens.put(True)
+        del work  # so that its thread frees it
         try:
             return await job.future
         finally:

@@ -15,7 +15,7 @@ from smallplates.web.dialects.v2 import metadata
 from smallplates.web.dialects.v2.repository import Repository
 from smallplates.web.grpc.calls import Call, Calls, Content, Inference, Method, Methods, authorization
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
-from smallplates.web.grpc.limits import Context, Message, Streams, parse
+from smallplates.web.grpc.limits import Context, Message, Streams
 
 SERVICE, STREAM = "inference.GRPCInferenceService", "ModelStreamInfer"
 STREAM_PATH = f"/{SERVICE}/{STREAM}"
@@ -67,13 +67,13 @@ class Service:
 
     async def _answer_of_stream(self, context: Context, data: bytes) -> Message:
         """Answers one request of a stream; an error is sent as an answer, and the stream continues."""
-        request = response = None
+        request = answer = None
         with self.calls.record(STREAM_PATH, context) as request_context:
-            request = parse(pb.ModelInferRequest, data)
-            response = await self.model_infer(request, self.calls.admit(context, request_context))
-            response.parameters["triton_final_response"].bool_param = True
+            request = await self.calls.parse(pb.ModelInferRequest, data)
+            call = self.calls.admit(context, request_context)
+            answer = await self.model_infer(request, call, messages.encode_in_stream)
         if (error := request_context.error) is None:
-            return pb.ModelStreamInferResponse(infer_response=response)
+            return answer
         response = pb.ModelInferResponse(id=request.id if request is not None else "")
         return pb.ModelStreamInferResponse(error_message=error.detail, infer_response=response)
 
@@ -93,7 +93,9 @@ class Service:
         entries = [self._entry(request)] if request.name else self.catalog.by_signature()
         return metadata.statistics(*entries)
 
-    async def model_infer(self, request: Message, call: Call) -> Message:
+    async def model_infer(
+        self, request: Message, call: Call, encode: messages.Encode = messages.encode
+    ) -> bytes:
         """Runs inference. Raises ServingError."""
         typed_bytes = messages.typed_bytes(request)
 
@@ -104,7 +106,7 @@ class Service:
             return Target(entry.model, decode, entry.signature, inline)
 
         size = max(request.ByteSize(), typed_bytes)
-        return messages.encode(*await call.infer(find, request, size))
+        return await call.encode(encode, *await call.infer(find, request, size))
 
     async def repository_index(self, request: Message, context: Context) -> Content:
         """Returns the same as `POST /v2/repository/index`."""

@@ -1,6 +1,7 @@
 """Codec for the Open Inference Protocol's gRPC messages, like `codec.py` for HTTP."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from smallplates.errors import InvalidRequestError
@@ -9,11 +10,19 @@ from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
 from smallplates.web.api.columns import ColumnCall, Data
 from smallplates.web.api.datatypes import BYTES, DATATYPES
 from smallplates.web.dialects.v2 import codec
+from smallplates.web.grpc import wire
+from smallplates.web.grpc.calls import serialise
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.grpc.limits import Message
 from smallplates.web.inference.served_model import Answer
 
 STREAMING_ONLY = "triton_enable_empty_final_response"  # Triton's clients send it with every request
+RAW_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+FINAL = serialise(pb.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}}))
+"""What follows the fields of a stream's answer; protobuf reads both as one message."""
+
+Encode = Callable[[ColumnCall, Answer], list[bytes]]
 LARGE = 64 * 1024  # bytes of typed numbers
 WIDTHS = {
     kind.contents: kind.dtype.itemsize for kind in DATATYPES.values() if kind.contents and kind.dtype
@@ -22,9 +31,7 @@ WIDTHS = {
 
 
 def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
-    """Decodes a ModelInferRequest with up to `most` inputs. Raises InvalidRequestError."""
-    if len(request.outputs) > codec.MAX_TENSORS or len(request.inputs) > codec.MAX_TENSORS:
-        raise InvalidRequestError(f"a request has more than {codec.MAX_TENSORS} inputs or outputs")
+    """Decodes a ModelInferRequest with up to `most` batch elements. Raises InvalidRequestError."""
     read = partial(data_of, request, entry)
     call = codec.call_of_request(request, entry, most, parameters_of, read)
     for output in call.outputs:
@@ -33,7 +40,12 @@ def decode(request: Message, entry: CatalogEntry, most: int) -> ColumnCall:
 
 
 def typed_bytes(request: Message) -> int:
-    """Returns how many bytes the request's numbers take in memory; packed they may take an eighth."""
+    """Returns how many bytes the request's numbers take in memory; packed they may take an eighth.
+
+    Raises InvalidRequestError for too many inputs or outputs.
+    """
+    if len(request.outputs) > codec.MAX_TENSORS or len(request.inputs) > codec.MAX_TENSORS:
+        raise InvalidRequestError(f"a request has more than {codec.MAX_TENSORS} inputs or outputs")
     total = 0
     for tensor in request.inputs:
         total += 8 * len(tensor.shape)
@@ -83,12 +95,20 @@ def typed_data(tensor: Message, spec: ColumnSpec, count: int) -> Data:
     return columns.number_array(values, spec, columns.item_shape(spec, tensor.shape), count)
 
 
-def encode(call: ColumnCall, answer: Answer) -> Message:
-    """Returns a ModelInferResponse with all tensors as raw contents."""
-    entry = call.entry
+def encode(call: ColumnCall, answer: Answer) -> list[bytes]:
+    """Returns a ModelInferResponse in parts, with all tensors as raw contents.
+
+    Raises InvalidRequestError or InvalidTensorError.
+    """
+    entry, contents = call.entry, []
     message = pb.ModelInferResponse(model_name=entry.name, model_version=entry.version, id=call.id)
     for column in columns.columns_of(call, answer):
         name, datatype = column.spec.name, column.datatype
         message.outputs.add(name=name, datatype=datatype, shape=column.shape)
-        message.raw_output_contents.append(bytes(codec.pack(column)))
-    return message
+        contents += wire.field(RAW_CONTENTS, [*wire.parts(codec.pack(column))])
+    return [serialise(message), *contents]
+
+
+def encode_in_stream(call: ColumnCall, answer: Answer) -> list[bytes]:
+    """Returns the same in a ModelStreamInferResponse, as the only answer to its request."""
+    return wire.field(INFER_RESPONSE, [*encode(call, answer), FINAL])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from smallplates.errors import InvalidImageError
 from smallplates.settings import Settings
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.dialects import tcp
+from smallplates.web.inference.thread_pool import ThreadPool
 
 CLASSES = 3
 BODY = b"picture"
@@ -51,7 +53,7 @@ class Service:
         self.model.task.most_candidates, self.model.task.media_types = CLASSES, ("",)
         self.model.admit().__aexit__.return_value = False
         timings = SimpleNamespace(decode_s=0.0, queue_s=0.0, infer_s=0.0, truncated=False)
-        answer = MagicMock(timings=timings, candidates=[[]])
+        answer = MagicMock(timings=timings, candidates=[[]], is_large=False)
         answer.task.to_json.return_value = {"prediction": "a"}
         self.model.predict = AsyncMock(return_value=answer)
         self.writer = MagicMock(drain=AsyncMock())
@@ -223,3 +225,22 @@ def test_a_body_that_arrives_at_shutdown(admitted: bool) -> None:
     asyncio.run(serve())
     assert service.model.predict.call_count == admitted
     assert service.writer.write.call_count == admitted
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_large_answer_is_written_on_a_thread(is_large: bool) -> None:
+    service, names = Service(), []
+    threads = service.service.threads = ThreadPool(1)
+    answer = service.model.predict.return_value
+    answer.is_large = is_large
+
+    def to_json(*_: object) -> dict[str, str]:
+        names.append(threading.current_thread().name)
+        return {"prediction": "a"}
+
+    answer.task.to_json = to_json
+    threads.start()
+    ((_, status, content),) = service.answers(request_frame(7, BODY, {}))
+    threads.close()
+    assert (status, content["prediction"]) == (200, "a")
+    assert names == ["decode-0" if is_large else threading.current_thread().name]

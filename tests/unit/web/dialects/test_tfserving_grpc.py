@@ -16,7 +16,9 @@ from smallplates.web.api.columns import ColumnCall
 from smallplates.web.api.datatypes import DATATYPES, DTYPES
 from smallplates.web.dialects.tfserving_grpc import WIDTHS, decode, encode, tensor_of
 from smallplates.web.dialects.v2 import codec
+from smallplates.web.grpc.calls import serialise
 from smallplates.web.grpc.generated import tf_serving_pb2 as pb
+from smallplates.web.grpc.wire import PART_BYTES
 from smallplates.web.inference.served_model import Answer
 from tests.unit.web.api.entries import MOST, TEXTS, requests, tensors
 
@@ -31,6 +33,14 @@ def proto(datatype: str, shape: list[int], **values: Any) -> Any:
 def decoded(entry: CatalogEntry, **inputs: Any) -> ColumnCall:
     request = pb.PredictRequest(inputs=inputs)
     return decode(request, [tensor_of(*each) for each in request.inputs.items()], entry, MOST)
+
+
+def encoded(call: ColumnCall, candidates: Any = (), arrays: Any = ()) -> Any:
+    """The answer as a client reads it; its bytes are protobuf's own."""
+    data = b"".join(encode(call, Answer(Mock(), candidates, arrays, Mock(Timings))))
+    response = pb.PredictResponse.FromString(data)
+    assert serialise(response) == data
+    return response
 
 
 def array_of(entry: CatalogEntry, **inputs: Any) -> Any:
@@ -49,7 +59,7 @@ def test_numbers_as_values_and_as_content_come_back_as_values(datatype: str) -> 
     content = proto(datatype, [3, 2], tensor_content=numbers.tobytes())
     outputs = (ColumnSpec("o", datatype, (2,)),)
     call = decoded(replace(entry, outputs=outputs), i=content)
-    returned = encode(call, Answer(Mock(), [], [numbers], Mock(Timings))).outputs["o"]
+    returned = encoded(call, arrays=[numbers]).outputs["o"]
     (field,) = (each.name for each, _ in returned.ListFields() if each.name.endswith("_val"))
     assert [dim.size for dim in returned.tensor_shape.dim] == [3, 2]
     assert field in WIDTHS
@@ -101,7 +111,7 @@ def test_lists_of_texts_in_and_of_numbers_out(queries: list[bytes], shape: list[
     fields = [one.read() for one in call.inputs]
     assert [each["texts"] for each in fields] == [["a", "b"], ["c", "d"]][:count]
     candidates: Any = [[{"scores": [0.5, 0.25], "best": "a"}]] * count
-    outputs = encode(call, Answer(Mock(), candidates, [], Mock(Timings))).outputs
+    outputs = encoded(call, candidates).outputs
     assert [dim.size for dim in outputs["SCORES"].tensor_shape.dim] == [count, 2]
     assert [*outputs["SCORES"].float_val] == [0.5, 0.25] * count
     assert [dim.size for dim in outputs["BEST"].tensor_shape.dim] == [count]
@@ -135,3 +145,14 @@ def test_needless_values_make_no_other_tensor_smaller() -> None:
 def test_numbers_outside_of_their_type_are_refused(datatype: str, field: str, value: int) -> None:
     with pytest.raises(InvalidRequestError, match="outside the range"):
         decoded(tensors(datatype, (2,)), i=proto(datatype, [1, 2], **{field: [value]}))
+
+
+def test_many_numbers_are_taken_and_returned_in_parts() -> None:
+    numbers = np.arange(PART_BYTES // 4 + 7, dtype=np.float32)[None]
+    entry = tensors("FP32", numbers.shape[1:])
+    outputs = (ColumnSpec("o", "FP32", numbers.shape[1:]),)
+    content = proto("FP32", [*numbers.shape], float_val=numbers[0].tolist())
+    call = decoded(replace(entry, outputs=outputs), i=content)
+    assert call.tensors is not None
+    assert np.array_equal(call.tensors[0], numbers)
+    assert np.array_equal(encoded(call, arrays=[numbers]).outputs["o"].float_val, numbers[0])

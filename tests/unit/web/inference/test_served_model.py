@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from smallplates.engine.client import ItemResult
 from smallplates.engine.memory import EngineFds, SlotLayout
 from smallplates.errors import (
     DeadlineExceededError,
@@ -23,10 +25,12 @@ from smallplates.models.folder import Model
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
-from smallplates.tasks.base import Prepared
+from smallplates.tasks.base import Candidate, Fields, Outputs, Prepared, Task
 from smallplates.tasks.image_classification import image_signatures
 from smallplates.web.api.catalog import entries_of
-from smallplates.web.inference.served_model import Input, RequestOptions, ServedModel, Traffic
+from smallplates.web.inference import served_model
+from smallplates.web.inference.served_model import Answer, Input, RequestOptions, ServedModel, Traffic
+from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics
 from tests import pictures
 from tests.reports import reported
@@ -110,18 +114,56 @@ def test_pictures_of_many_pixels_have_their_own_threads(
     assert lanes == ([False] if large is False else [False, True])
 
 
+class Prompt(Task):
+    """A task that answers which thread has made the answer."""
+
+    most_candidates = 3
+
+    def __init__(self, items: int, runs_inline: bool) -> None:
+        self.items, self.runs_inline = items, runs_inline
+
+    def preprocess(self, _: Fields) -> Prepared:
+        return Prepared([()] * self.items, "context", runs_inline=self.runs_inline)
+
+    def postprocess(self, prepared: Prepared, outputs: Outputs, top_k: int) -> list[Candidate]:
+        assert (prepared.context, len(outputs)) == ("context", self.items)
+        return [{"label": threading.current_thread().name}] * top_k
+
+
 @pytest.mark.parametrize(
-    ("count", "runs_inline", "on_thread"), [(1, True, False), (1, False, True), (2, True, True)]
+    ("inputs", "items", "runs_inline", "on_thread"),
+    [(1, 1, True, False), (1, 1, False, True), (1, 2, True, True), (40, 1, True, True)],
 )
-def test_answers_that_are_slow_to_make_are_made_on_a_thread(
-    model: Model, count: int, runs_inline: bool, on_thread: bool
+def test_answers_that_take_long_to_make_are_made_on_a_thread(
+    model: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: int,
+    items: int,
+    runs_inline: bool,
+    on_thread: bool,
 ) -> None:
+    monkeypatch.setattr(served_model, "SLICE_S", 0.0)  # each answer has its own turn
     service = served(model, "cpu", 5.0, 2, 1)
-    service.task = Mock(postprocess=Mock(return_value=["at once"]))
-    service._threads = Mock(run=AsyncMock(return_value=["on a thread"]))
-    request = Prepared([()] * count, None, runs_inline=runs_inline)
-    (answer,) = asyncio.run(service._postprocess([request], [Mock()] * count, 1, bulk=False))
-    assert list(map(str, answer)) == ["on a thread" if on_thread else "at once"]
+    service.task, service.client = Prompt(items, runs_inline), Mock()
+    service.client.most_queued.return_value = 4
+    service._threads = threads = ThreadPool(1)
+    results = [ItemResult([np.zeros(1)], 0.0, 0.0, 0.0, 1, True) for _ in range(inputs * items)]
+    admission = Mock(submit=AsyncMock(), results=AsyncMock(return_value=results))
+    prepared = [Input(1, dict) for _ in range(inputs)]
+
+    async def main() -> Answer:
+        threads.start()
+        try:
+            return await service.predict(prepared, 1_000_000, RequestOptions(1000), admission)
+        finally:
+            threads.close()
+
+    answer = asyncio.run(main())
+    assert answer.is_large is on_thread
+    names = {candidate["label"] for candidates in answer.candidates for candidate in candidates}
+    assert names == {"decode-0" if on_thread else threading.current_thread().name}
+    assert [len(candidates) for candidates in answer.candidates] == [3] * inputs  # as many as there are
+    assert not any(result.outputs for result in results)
 
 
 def test_traffic_is_mixed_for_ten_seconds_after_requests_changed_to_another_model() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -91,6 +92,26 @@ def test_an_error_among_several_lets_go_what_was_sent() -> None:
         kept = weakref.ref(error)
     assert kept is not None
     assert kept() is None
+
+
+def test_what_a_call_held_is_freed_on_its_thread() -> None:
+    freed = []
+
+    class Held:
+        def __del__(self) -> None:
+            freed.append(threading.current_thread().name)
+
+    def work(_: Held) -> None:
+        pass
+
+    async def main() -> None:
+        threads = ThreadPool(1)
+        threads.start()
+        await threads.run(partial(work, Held()), bulk=False)
+        threads.close()
+
+    asyncio.run(main())
+    assert freed == ["decode-0"]
 
 
 def test_large_calls_leave_threads_for_small_ones() -> None:

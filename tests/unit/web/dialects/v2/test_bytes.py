@@ -20,6 +20,7 @@ from smallplates.web.api.catalog import CatalogEntry, column_of_field
 from smallplates.web.api.columns import ColumnCall
 from smallplates.web.dialects import tfserving
 from smallplates.web.dialects.v2 import codec, grpc_messages
+from smallplates.web.grpc.calls import serialise
 from smallplates.web.grpc.generated import open_inference_pb2 as pb
 from smallplates.web.http.body import dump_json
 from smallplates.web.inference.served_model import Answer
@@ -131,7 +132,13 @@ def test_answers_are_bytes_if_binary_and_base64_in_json(kind: type[BaseModel], c
     (call, _, by_grpc, *_) = calls_of(entry, "FILE", [b"x"])
     (output,) = codec.encode(call, answer)[0]["outputs"]
     assert base64.urlsafe_b64decode(output["data"][0].replace("+", "-").replace("/", "_")) == content
-    assert grpc_messages.encode(by_grpc, answer).raw_output_contents[0] == framed([content])
+    encoded = b"".join(grpc_messages.encode(by_grpc, answer))
+    response = pb.ModelInferResponse.FromString(encoded)
+    assert response.raw_output_contents[0] == framed([content])
+    assert serialise(response) == encoded
+    in_stream = b"".join(grpc_messages.encode_in_stream(by_grpc, answer))
+    response.parameters["triton_final_response"].bool_param = True
+    assert pb.ModelStreamInferResponse.FromString(in_stream).infer_response == response
     call.outputs[0].binary = True
     assert codec.encode(call, answer)[1] == [framed([content])]
 
@@ -171,7 +178,7 @@ def columns_by_name(task: PythonRequests, candidates: list[dict[str, Any]], *nam
     answer: Any = Answer(task, [[candidate] for candidate in candidates], [], Timings(0, 0, 0))
     outputs = json.loads(dump_json(codec.encode(call, answer)[0]))["outputs"]
     found = {output["name"]: output for output in outputs}
-    by_grpc = grpc_messages.encode(call, answer)
+    by_grpc = pb.ModelInferResponse.FromString(b"".join(grpc_messages.encode(call, answer)))
     assert [output.name for output in by_grpc.outputs] == [*found]
     assert len(by_grpc.raw_output_contents) == len(found)
     for output in call.outputs:

@@ -190,7 +190,7 @@ def classes_of(array: Any, count: int, labels: list[str], batched: bool = True) 
     wanted = [Output(ARRAY.outputs[0], classes=count)]
     call = call_of(ARRAY, len(array), values, outputs=wanted, shape=shape)
     (output,) = json.loads(dump_json(encode(call, answer)[0]))["outputs"]
-    message = grpc_messages.encode(call, answer)
+    message = pb.ModelInferResponse.FromString(b"".join(grpc_messages.encode(call, answer)))
     elements = [text.encode() for text in output["data"]]
     assert message.raw_output_contents[0] == b"".join(len(e).to_bytes(4, "little") + e for e in elements)
     assert [*message.outputs[0].shape] == output["shape"]
@@ -246,7 +246,8 @@ def test_an_output_has_the_numbers_of_its_shape(
     call = call_of(entry, count, data, outputs=[Output(output)], shape=sent)
     (found,) = json.loads(dump_json(encode(call, answer)[0]))["outputs"]
     assert (found["shape"], found["data"]) == ([*leading, 2], rows.ravel().tolist())
-    assert [*grpc_messages.encode(call, answer).outputs[0].shape] == found["shape"]
+    message = pb.ModelInferResponse.FromString(b"".join(grpc_messages.encode(call, answer)))
+    assert [*message.outputs[0].shape] == found["shape"]
 
 
 def test_a_large_output_is_not_listed_as_texts() -> None:
