@@ -160,7 +160,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
         return Target(entry.model, partial(decode, entry, whose), entry.signature)
 
     for path in paths("/invocations", "AIP_PREDICT_ROUTE"):
-        routes.by_body(path, "Call the default model", KINDS, field="instances", find=find)
+        routes.by_body(path, "Call the default model", KINDS, "instances", find=find, takes_all=True)
 
     async def health() -> Response:
         service.check_ready()
