@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     DirectoryPath,
@@ -25,24 +25,17 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 
 from smallplates import extras
 from smallplates.errors import ConfigurationError, in_words
+from smallplates.protocols import PROTOCOLS
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
 FOOD11 = next(filter(Path.is_dir, [PACKAGE / "food11"]), ROOT / "models" / "food11")
 """The shipped model: in the package where that is installed, beside it in a checkout."""
 
-Protocol = Literal[
-    "v2",
-    "tfserving",
-    "torchserve",
-    "openai",
-    "huggingface",
-    "cloud",
-    "tei",
-    "rerank",
-    "ollama",
-    "weaviate",
-]
+if TYPE_CHECKING:
+    Protocol = str
+else:
+    Protocol = Literal[(*PROTOCOLS,)]
 DAY_S = 24 * 3600  # longest wait: timers do not take every number
 Milliseconds = Annotated[int, Field(ge=1, le=1000 * DAY_S)]
 Seconds = Annotated[float, Field(gt=0, le=DAY_S)]
@@ -249,7 +242,7 @@ class Settings(BaseSettings):
     secrets_dir: DirectoryPath | None = None
     """Folder of secrets: a file `serving_api_key` sets `SERVING_API_KEY`, unless the variable is set."""
 
-    protocols: Annotated[list[Protocol], NoDecode] = list(get_args(Protocol))
+    protocols: Annotated[list[Protocol], NoDecode] = list(PROTOCOLS)
     """Protocols to serve in addition to the native API, separated by commas. If empty, none. The gRPC
     port serves those of `v2`, `tfserving` and `torchserve` that are listed."""
 

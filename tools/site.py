@@ -24,6 +24,7 @@ SITE_PATHS = {
     "models/food11/MODEL_CARD.md": "model-card.md",
     "models/food11/confusion.png": "images/confusion.png",
     "models/sentiment/MODEL_CARD.md": "sentiment-card.md",
+    "models/questions/MODEL_CARD.md": "questions-card.md",
 }
 """Path in the repository -> path in the site; a file of docs/ keeps its path below docs/."""
 

@@ -1,8 +1,9 @@
 """`create_app`: assembles settings, models, inference service, protocols and middleware."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -11,31 +12,22 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from smallplates import __version__
+from smallplates.errors import library_errors
 from smallplates.logging import configure_logging, warn_of_unknown_variables
 from smallplates.models.folder import configured_models, stored_models
 from smallplates.plugins import plugins
-from smallplates.settings import Protocol, Settings
+from smallplates.protocols import PROTOCOLS
+from smallplates.settings import Settings
 from smallplates.supervision.planner import planner
 from smallplates.supervision.registry import Registry
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Route, Routes, error_shape
 from smallplates.web.api.head_check import refusal
+from smallplates.web.api.mounts import Mounts
 from smallplates.web.api.pipeline import Pipeline
-from smallplates.web.dialects import (
-    cloud,
-    huggingface,
-    native,
-    ollama,
-    openai,
-    rerank,
-    tei,
-    tfserving,
-    torchserve,
-    weaviate,
-)
+from smallplates.web.dialects import native
 from smallplates.web.dialects.tcp import TcpServer
 from smallplates.web.dialects.v2 import codec
-from smallplates.web.dialects.v2 import http as v2
 from smallplates.web.http.middleware import RequestMiddleware
 from smallplates.web.inference.service import InferenceService
 from smallplates.web.metrics import Metrics
@@ -44,20 +36,6 @@ from smallplates.web.swagger import add_swagger
 
 if TYPE_CHECKING:
     from smallplates.web.http.tracing import Tracer
-
-DIALECTS: Mapping[Protocol, Dialect] = {
-    "v2": v2.DIALECT,
-    "tfserving": tfserving.DIALECT,
-    "torchserve": torchserve.DIALECT,
-    "openai": openai.DIALECT,
-    "huggingface": huggingface.DIALECT,
-    "cloud": cloud.DIALECT,  # before TEI, whose bodies it answers at /invocations
-    "tei": tei.DIALECT,
-    "rerank": rerank.DIALECT,
-    "ollama": ollama.DIALECT,
-    "weaviate": weaviate.DIALECT,
-}
-"""Protocols over HTTP besides the native one, by their names in SERVING_PROTOCOLS."""
 
 CORS_RESPONSE_HEADERS = (
     f"Accept-Encoding, Allow, {codec.HEADER}, Retry-After, Server-Timing, WWW-Authenticate, "
@@ -84,10 +62,11 @@ def create_app(
     pipeline, catalog = Pipeline(service), ModelCatalog(service)
     tcp = TcpServer(pipeline)
     tracer = make_tracer(settings)
+    dialects = enabled_dialects(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        grpc = grpc_server(pipeline, catalog, tracer)
+        grpc = grpc_server(dialects, pipeline, catalog, tracer)
         with tracer.run() if tracer else nullcontext():
             async with service.run(), tcp.run(), grpc:
                 yield
@@ -103,32 +82,20 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},  # saves work at every request
     )
     app.state.service = service
-    dialects = enabled_dialects(settings)
     app.openapi_tags = [
         {"name": dialect.title, "description": dialect.about} for dialect in dialects if dialect.title
     ]
-    add_swagger(app, pipeline, catalog)
-    for dialect in dialects:  # `include_router` would cost 20 us per request
-        add_routes(app, Routes(dialect, pipeline, catalog))
+    mounts = Mounts(service)
+    add_swagger(app, pipeline, catalog, mounts)
+    for dialect in dialects:
+        mounts.add(Routes(dialect, pipeline, catalog))
+    app.router.routes.extend(mounts.routes)  # `include_router` would cost 20 us per request
     for route in app.router.routes:  # also Swagger's
         if isinstance(route, APIRoute) and route.methods == {"GET"}:
             route.methods.add("HEAD")  # handled like GET; the HTTP server omits the body
     app.middleware_stack = log = middleware_stack(app, settings, service.metrics, dialects, tracer)
     app.state.check_head = partial(refusal, pipeline=pipeline, log=log)
     return app
-
-
-def add_routes(app: FastAPI, routes: Routes) -> None:
-    """Adds a dialect's routes; on an earlier one's path it answers only the bodies that it claims."""
-    earlier = [route for route in app.router.routes if isinstance(route, Route)]
-    known = {(route.path, frozenset(route.methods or ())): route for route in earlier}
-    for route in routes.routes:
-        assert isinstance(route, Route)  # noqa: S101 the router's class of routes
-        first = known.get((route.path, frozenset(route.methods or ())))
-        if first is None:
-            app.router.routes.append(route)
-        elif route.claim:
-            first.claims = (*first.claims, route.claim)
 
 
 def middleware_stack(
@@ -159,29 +126,26 @@ def enabled_dialects(settings: Settings) -> list[Dialect]:
     """
     return [
         native.DIALECT,
-        *(dialect for name, dialect in DIALECTS.items() if name in settings.protocols),
+        *(resolve_name(place) for name, place in PROTOCOLS.items() if name in settings.protocols),
         *plugins("dialect"),
     ]
 
 
 def grpc_server(
-    pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
+    dialects: Sequence[Dialect], pipeline: Pipeline, catalog: ModelCatalog, tracer: "Tracer | None"
 ) -> AbstractAsyncContextManager[None]:
-    """Returns the gRPC server if a port is set; otherwise gRPC is not even imported."""
-    settings = pipeline.service.settings
-    if settings.grpc_port is None:
+    """Returns the gRPC server if a port is set; otherwise gRPC is not even imported.
+
+    Raises ConfigurationError if a dialect's services cannot be imported.
+    """
+    if pipeline.service.settings.grpc_port is None:
         return nullcontext()
-    from smallplates.web.dialects import tfserving_grpc, torchserve_grpc
-    from smallplates.web.dialects.v2 import grpc as v2_grpc
     from smallplates.web.grpc import server
 
-    services = {
-        "v2": v2_grpc.services,
-        "tfserving": tfserving_grpc.services,
-        "torchserve": torchserve_grpc.services,
-    }
-    enabled = [each for name, each in services.items() if name in settings.protocols]
-    return server.run(pipeline, catalog, tracer, enabled)
+    places = [dialect.grpc for dialect in dialects if dialect.grpc]
+    with library_errors("the services for gRPC cannot be imported"):
+        services = [resolve_name(place) for place in places]
+    return server.run(pipeline, catalog, tracer, services)
 
 
 def make_tracer(settings: Settings) -> "Tracer | None":

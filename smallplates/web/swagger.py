@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Route
 from smallplates.web.api.documentation import describe_models
+from smallplates.web.api.mounts import Mounts
 from smallplates.web.api.pipeline import Pipeline
 from smallplates.web.http.body import dump_json
 from smallplates.web.http.request_context import check_keys
@@ -24,7 +26,7 @@ POLICY = (
 """The same as that of `flask_app`."""
 
 
-def add_swagger(app: FastAPI, pipeline: Pipeline, catalog: ModelCatalog) -> None:
+def add_swagger(app: FastAPI, pipeline: Pipeline, catalog: ModelCatalog, mounts: Mounts) -> None:
     """Adds the page, which contains no data, its files, and the document, which needs the key if set."""
     html = (Path(__file__).parent / "static/docs.html").read_bytes()
     page = Response(html, headers={"Content-Security-Policy": POLICY}, media_type="text/html")
@@ -42,7 +44,8 @@ def add_swagger(app: FastAPI, pipeline: Pipeline, catalog: ModelCatalog) -> None
         pipeline.check_headers(request.headers)
         async with making:
             if described is not (models := pipeline.service.models):
-                document = await asyncio.to_thread(describe, app, catalog)
+                mounts.follow()
+                document = await asyncio.to_thread(describe, app, catalog, mounts.routes)
                 described = models
         return Response(document, media_type="application/json")
 
@@ -51,7 +54,7 @@ def add_swagger(app: FastAPI, pipeline: Pipeline, catalog: ModelCatalog) -> None
     app.add_route("/openapi.json", openapi)
 
 
-def describe(app: FastAPI, catalog: ModelCatalog) -> bytes:
+def describe(app: FastAPI, catalog: ModelCatalog, routes: Sequence[Route]) -> bytes:
     """Returns the OpenAPI document, including requests and answers of the models in service."""
     with warnings.catch_warnings():  # about duplicate operation ids, which are replaced later
         warnings.simplefilter("ignore", UserWarning)
@@ -62,6 +65,5 @@ def describe(app: FastAPI, catalog: ModelCatalog) -> bytes:
         if entry.takes_tensors is (entry.model.task.request_signature is None)
     ]
     if models:  # empty if all models have been unloaded
-        routes = [route for route in app.routes if isinstance(route, Route)]
         describe_models(schema, routes, models)
     return dump_json(schema)

@@ -1,13 +1,10 @@
 """A protocol of another package: one file and an entry point, nothing in this package."""
 
 from collections.abc import Iterator
-from typing import get_args
 
 import pytest
 import requests
 
-from smallplates.settings import Protocol
-from smallplates.web.app import DIALECTS
 from tests import exports, servers
 from tests.servers import metric, wait_for
 
@@ -89,7 +86,3 @@ def test_the_example_in_swagger_is_answered(url: str) -> None:
     )
     example = operation["requestBody"]["content"]["application/json"]["example"]
     assert post(url, example).status_code == 200
-
-
-def test_settings_name_all_protocols_of_the_package() -> None:
-    assert [*DIALECTS] == [*get_args(Protocol)]

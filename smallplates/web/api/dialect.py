@@ -1,11 +1,11 @@
-"""A protocol over HTTP: a `Dialect`, which `web.app` lists, and the `Routes` that it adds.
+"""A protocol: a `Dialect`, which `smallplates.protocols` lists, and the `Routes` that it adds.
 
 A route calls its handler without FastAPI's parsing; FastAPI only documents it. A package of your own
 adds a dialect as an entry point in the group `smallplates.dialects`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from smallplates.errors import ServingError
+from smallplates.errors import NotFoundError, ServingError
 from smallplates.web.api.catalog import CatalogEntry, ModelCatalog
 from smallplates.web.api.fields import MAX_ELEMENTS, MAX_IDS, check_elements
 from smallplates.web.api.pipeline import Claim, Pipeline, Target
@@ -47,7 +47,6 @@ ERRORS = {
     413: ("too many bytes, pixels, tokens or numbers", "payload_too_large"),
     415: ("unsupported content type", "unsupported_media_type"),
     422: ("the request does not match the schema", "invalid_request"),
-    424: ("the model does not do what this path is for", "wrong_task"),
     429: ("no free slot", "overloaded"),
     500: ("the server or the model's own code failed", "internal_error"),
     503: ("no free slot, shutting down, or not ready", "overloaded"),
@@ -99,7 +98,7 @@ class BodyKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """A protocol over HTTP."""
+    """A protocol."""
 
     add_routes: Callable[["Routes", Pipeline, ModelCatalog], None]
     title: str | None = None  # heading of its paths in Swagger
@@ -109,6 +108,7 @@ class Dialect:
     takes_tensors: bool = True
     prefixes: tuple[str, ...] = ()  # paths below them that no route has get this dialect's errors
     about: str = ""  # a sentence below the title
+    grpc: str = ""  # its services for gRPC, as `module:function`; imported only if a port is set
 
 
 class Route(APIRoute):
@@ -121,16 +121,36 @@ class Route(APIRoute):
     dialect: Dialect
     is_call = False  # whether it calls a model
     example: Callable[[CatalogEntry], Any] | None = None  # a body for this path only; else the dialect's
+    tasks: Sequence[str] = ()  # those that it is for; empty: all
     claim: Claim | None = None  # what it answers if an earlier dialect has its path
-    claims: Sequence[Claim] = ()  # what other dialects answer on its path
+    others: Sequence["Route"] = ()  # those of other dialects that have claims on its path
+    claims: Sequence[Claim] = ()  # what these answer now
+    is_off = False
+    follow: Callable[[], None]  # calls `mount` if the models have changed
     shared: dict[tuple[str, ...], asyncio.Task[Response]]  # responses that requests wait for
+
+    def mount(self, tasks: Collection[str]) -> None:
+        """Turns the path, and each claim on it, on if it is for one of the models' tasks; else off."""
+        on = [each for each in (self, *self.others) if not each.tasks or {*each.tasks} & {*tasks}]
+        self.claims = [each.claim for each in on if each.claim and each is not self]
+        self.is_off = not on
+
+    def check_on(self) -> None:
+        """Raises NotFoundError if no model has one of the path's tasks."""
+        self.follow()
+        if self.is_off:
+            raise NotFoundError(
+                f"no model here is for {' or '.join(self.tasks)}: this path is off until one is served; "
+                "/predict calls the default model"
+            )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose path has matched.
 
-        Raises 405 for an unsupported method, RequestError for several keys.
+        Raises 405 for an unsupported method, and what `answer` raises.
         """
         if scope["method"] not in (self.methods or ()):
+            self.check_on()
             same = (each for each in scope["app"].routes if getattr(each, "path", None) == self.path)
             allowed = sorted(method for each in same for method in each.methods)
             use = " or ".join(each for each in allowed if each != "HEAD")
@@ -140,9 +160,13 @@ class Route(APIRoute):
         await response(scope, receive, send)
 
     async def answer(self, scope: Scope, receive: Receive) -> Response:
-        """Returns the response to a request with a supported method."""
+        """Returns the response to a request with a supported method.
+
+        Raises RequestError for several keys, and what `check_on` raises.
+        """
         if "admitted" not in scope:  # else `head_check` has looked
             check_keys([name for name, _ in scope["headers"]])
+        self.check_on()
         given = {}
         if self.dependant.request_param_name:
             given["request"] = Request(scope, receive)
@@ -206,14 +230,21 @@ class Routes(APIRouter):
         return documented
 
     def about(
-        self, path: str, summary: str = "", *errors: int, **further: Any
+        self, path: str, summary: str = "", *errors: int, tasks: Sequence[str] = (), **further: Any
     ) -> Callable[[Handler], Handler]:
         """Adds a path for GET; without a summary, it is not documented, as another path says the same.
 
-        `further` is for FastAPI.
+        It is off while no model has one of the `tasks`, if there are any. `further` is for FastAPI.
         """
         form: dict[str, Any] = {"summary": summary, "responses": self.errors(*errors), **further}
-        return self.get(path, include_in_schema=bool(summary), **form)
+
+        def add(handler: Handler) -> Handler:
+            self.get(path, include_in_schema=bool(summary), **form)(handler)
+            route: Any = self.routes[-1]
+            route.tasks = tasks
+            return handler
+
+        return add
 
     def call(
         self,
@@ -278,8 +309,9 @@ class Routes(APIRouter):
     ) -> None:
         """Adds a path that decodes a body by the task of its model, which `{model}` or the body names.
 
-        If an earlier dialect has the path, this one answers JSON objects with `field` there. `find`
-        replaces that of `kinds`, and `early` what finds the model before the body, by the path.
+        If an earlier dialect has the path, this one answers JSON objects with `field` there. The path
+        is off while no model has one of the tasks in `kinds`. `find` replaces what they find. `early`
+        returns the model before the body is read, of any task, so the path is always on.
         """
         pipeline, finder = self._pipeline, find or self.finder(kinds)
         known = early or partial(self._catalog.certain, tasks=tuple(kinds))
@@ -294,5 +326,6 @@ class Routes(APIRouter):
         async def handler(request: Request, model: str = "") -> Response:
             return await pipeline.http(request, partial(finder, model=model), known(model))
 
-        if field:
-            self.routes[-1].claim = Claim(field, finder, self._dialect)  # type: ignore[attr-defined]
+        route: Any = self.routes[-1]
+        route.tasks = () if early else [*kinds]
+        route.claim = Claim(field, finder, self._dialect) if field else None

@@ -13,7 +13,7 @@ import numpy as np
 from smallplates.models.tensors import EXAMPLE_LENGTHS
 from smallplates.tasks.base import Schema, Task, json_value
 from smallplates.web.api.catalog import CatalogEntry, ColumnSpec
-from smallplates.web.api.dialect import Dialect, Route
+from smallplates.web.api.dialect import Route
 from smallplates.web.api.fields import TOP_K
 from smallplates.web.http.body import dump_json
 
@@ -33,10 +33,11 @@ def describe_models(
     """Adds the requests and answers of each model to an OpenAPI document.
 
     `models` has an entry of each model, the default one first. If there are more, each also gets native
-    paths with its name; the only one names the document. Protocols for tasks that no model has are
-    left out.
+    paths with its name; the only one names the document. Paths that are off are left out, and the others
+    of a protocol that calls no model then.
     """
-    unused = unused_dialects(routes, models)
+    unused = {route.dialect for route in routes if route.is_off}
+    unused -= {route.dialect for route in routes if route.is_call and not route.is_off}
     paths = schema["paths"]
     about = {path: paths.pop(path) for path in OF_ANY_MODEL}["/model/{model}"]["get"]
     tidy(schema)
@@ -45,7 +46,8 @@ def describe_models(
         operations = paths.get(route.path_format, {})
         own = {name: each for name, each in operations.items() if name.upper() in (route.methods or ())}
         add_examples(own, route, models)
-        if route.dialect in unused or not callable_models(route, models):
+        is_callable = route.example or callable_models(route, models)
+        if route.is_off or route.dialect in unused or not is_callable:
             for name in own:
                 del operations[name]
     schema["paths"] = paths = {path: each for path, each in paths.items() if each}
@@ -63,13 +65,6 @@ def describe_models(
         paths[f"/model/{name}"] = {
             "get": {**about, "operationId": f"get_model_{name}", "parameters": []}
         }
-
-
-def unused_dialects(routes: Sequence[Route], models: Sequence[CatalogEntry]) -> set[Dialect]:
-    """Returns the protocols that are for certain tasks only, if no model has one of these."""
-    of_tasks = [route for route in routes if route.example]
-    used = {route.dialect for route in of_tasks if callable_models(route, models)}
-    return {route.dialect for route in of_tasks} - used
 
 
 def callable_models(route: Route, models: Sequence[CatalogEntry]) -> Sequence[CatalogEntry]:

@@ -281,7 +281,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     routes.by_body("/tokenize", "Tokens of texts", dict.fromkeys(TASKS, tokens))
     routes.by_body("/decode", "Texts of tokens", dict.fromkeys(TASKS, numbers))
 
-    @routes.about("/info", "A model and its limits", 422, 424, 503)
+    @routes.about("/info", "A model and its limits", 422, 503, tasks=TASKS)
     async def information() -> Response:
         return json_response(info(catalog.choose(None, TASKS), service.settings))
 

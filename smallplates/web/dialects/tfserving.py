@@ -322,4 +322,5 @@ DIALECT = Dialect(
     example,
     prefixes=("/v1/models/",),
     about="For clients of TensorFlow Serving's REST API: rows or columns of inputs.",
+    grpc="smallplates.web.dialects.tfserving_grpc:services",
 )

@@ -176,4 +176,5 @@ DIALECT = Dialect(
     takes_tensors=False,
     prefixes=("/predictions/", "/ping/", "/models/"),
     about="For clients of TorchServe: its inference API.",
+    grpc="smallplates.web.dialects.torchserve_grpc:services",
 )

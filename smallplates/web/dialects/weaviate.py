@@ -50,7 +50,7 @@ def add_routes(routes: Routes, pipeline: Pipeline, catalog: ModelCatalog) -> Non
     kinds = {EMBEDDING: BodyKind(VectorsRequest, embed, {"text": tei.QUERY})}
     routes.by_body("/vectors", "Embed texts", kinds)
 
-    @routes.about("/meta", "The model for embeddings", 400, 503)
+    @routes.about("/meta", "The model for embeddings", 400, 503, tasks=[EMBEDDING])
     async def meta() -> Response:
         return json_response(tei.info(catalog.choose(None, [EMBEDDING]), pipeline.service.settings))
 

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -14,7 +13,8 @@ from flask_app.settings import Settings as PageSettings
 from smallplates.cli import hub, processes, serve
 from smallplates.cli.commands import app
 from smallplates.models.folder import Model
-from smallplates.settings import FOOD11, Protocol, Settings
+from smallplates.protocols import PROTOCOLS
+from smallplates.settings import FOOD11, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +204,7 @@ def test_every_setting_has_an_option() -> None:
             assert f"--{prefix}{field.replace('_', '-')}" in help_all
     assert "--queue-size N" in help_all
     assert "--device auto|cpu|cuda" in help_all
-    assert f"--protocols {'|'.join(get_args(Protocol))},..." in help_all
+    assert f"--protocols {'|'.join(PROTOCOLS)},..." in help_all
 
 
 def test_help_is_short() -> None:

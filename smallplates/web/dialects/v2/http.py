@@ -163,4 +163,5 @@ DIALECT = Dialect(
     example,
     prefixes=("/v2/",),
     about="For clients of KServe and NVIDIA Triton: tensors, and the models' metadata and state.",
+    grpc="smallplates.web.dialects.v2.grpc:services",
 )

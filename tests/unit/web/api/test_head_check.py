@@ -23,7 +23,6 @@ from smallplates.web import app as application
 from smallplates.web.api.catalog import ModelCatalog
 from smallplates.web.api.dialect import Dialect, Routes
 from smallplates.web.api.pipeline import Call, Pipeline, Target
-from smallplates.web.dialects import native
 from smallplates.web.http import request_context
 from smallplates.web.http.body import json_response
 from smallplates.web.http.protocol import Connections, HttpProtocol
@@ -137,8 +136,9 @@ def make(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service
     """Makes services whose log has a line for every refusal."""
     monkeypatch.setattr(request_context, "refusals", request_context.Refusals())
     monkeypatch.setattr(request_context, "LINES_A_SECOND", 100_000)
-    dialects = [*application.DIALECTS.values(), Dialect(add_busy, "Busy", busy, takes_tensors=False)]
-    monkeypatch.setattr(application, "enabled_dialects", lambda _: [native.DIALECT, *dialects])
+    dialects = application.enabled_dialects(Settings())
+    dialects.append(Dialect(add_busy, "Busy", busy, takes_tensors=False))
+    monkeypatch.setattr(application, "enabled_dialects", lambda _: dialects)
 
     def service(**settings: Any) -> Service:  # Any: fields of Settings
         return Service(model, Settings(api_key="guest", **settings))

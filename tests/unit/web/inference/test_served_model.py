@@ -22,6 +22,7 @@ from smallplates.errors import (
     UnavailableError,
 )
 from smallplates.models.folder import Model
+from smallplates.models.tensors import Signature
 from smallplates.settings import Settings
 from smallplates.supervision.registry import EngineHandle
 from smallplates.system import cpus
@@ -34,6 +35,8 @@ from smallplates.web.inference.thread_pool import ThreadPool
 from smallplates.web.metrics import Metrics
 from tests import pictures
 from tests.reports import reported
+
+IMAGES = image_signatures((8, 8), 9)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +282,16 @@ def test_a_model_is_listed_although_its_folder_is_gone(model: Model, tmp_path: P
     assert entry.card["created"] == changed
 
 
-def served(model: Model, device: str, worker_ms: float, workers: int, web_processes: int) -> ServedModel:
+def served(
+    model: Model,
+    device: str,
+    worker_ms: float,
+    workers: int,
+    web_processes: int,
+    signatures: tuple[Signature, ...] = IMAGES,
+) -> ServedModel:
     """A model whose workers, `workers` in all, take this time for an input."""
-    layout = SlotLayout(
-        slots=64, web_processes=64, workers=workers, max_batch=4, signatures=image_signatures((8, 8), 9)
-    )
+    layout = SlotLayout(slots=64, web_processes=64, workers=workers, max_batch=4, signatures=signatures)
     batch_ms = {1: 2 * worker_ms, 4: 4 * worker_ms}
     report = reported(device, batch_ms=batch_ms, web_processes=web_processes)
     handle = EngineHandle(0, model, EngineFds(0, layout, 0, 0, (0, 0), 0, 0), report, Mock())
