@@ -228,6 +228,7 @@ def of_rows(server: Server, **more: Any) -> Server:  # fields of Server, of seve
 
 
 TABLE_SERVERS = [
+    of_rows(ours("this service, 2 web processes", web_processes="2"), path="/v2/models/table/infer"),
     of_rows(ours("this service"), path="/v2/models/table/infer"),
     of_rows(MOSEC),
     of_rows(LITSERVE),

@@ -21,11 +21,11 @@ class Classifier(litserve.LitAPI):
         """Loads the model, in each worker."""
         self.classify = peer(MODEL_DIR, PIPELINE)
 
-    def decode_request(self, request: dict[str, str], **_: Any) -> str:
-        """Returns the base64, or the text."""
+    def decode_request(self, request: dict[str, Any], **_: Any) -> Any:
+        """Returns the base64, the text or the row."""
         return request[self.classify.field]
 
-    def predict(self, text: str, **_: Any) -> dict[str, Any]:
+    def predict(self, text: Any, **_: Any) -> dict[str, Any]:
         """Answers one request."""
         return self.classify.text(text)
 
