@@ -205,7 +205,10 @@ def gpu(content: Content) -> str:
 
 RENDERERS: dict[str, Callable[[Content], str]] = {
     **dict.fromkeys(
-        ("compare", "compare-text", "compare-bf16", "compare-text-bf16", "compare-embed"),
+        (
+            *("compare", "compare-text", "compare-table"),
+            *("compare-bf16", "compare-text-bf16", "compare-embed"),
+        ),
         compare_report.compare,
     ),
     **{part.__name__: part for part in (load, limit, overload, stress, jobs, neighbours, scale, gpu)},

@@ -22,6 +22,8 @@ PEERS = {
 }
 """Names for running text; the others are written as in `servers.py`."""
 
+SHORT_MS = 2
+
 
 def median(rows: Sequence[Content], key: str) -> float:
     """Over the rounds."""
@@ -32,6 +34,11 @@ def spread(rows: Sequence[Content]) -> str:
     """Median and range of the rate."""
     values = [row["per_second"] for row in rows]
     return f"{statistics.median(values):.0f}/s ({min(values):.0f} to {max(values):.0f})"
+
+
+def milliseconds(value: float, digits: int) -> str:
+    """A time with so many digits, or with two if it is short."""
+    return f"{value:.{digits if value >= SHORT_MS else 2}f} ms"
 
 
 def ratio(ours: Sequence[Content], its: Sequence[Content]) -> float:
@@ -59,7 +66,7 @@ def compare(content: Content) -> str:
             same = results.get(reference(name), {}).get(load)
             times = f", x {ratio(same, figures):.2f}" if same and name != reference(name) else ""
             cells.append(
-                f"{median(figures, 'per_second'):.0f}/s, {label} {median(figures, key):.0f} ms{times}"
+                f"{median(figures, 'per_second'):.0f}/s, {label} {milliseconds(median(figures, key), 0)}{times}"
             )
         rows.append([name, *cells, *costs(loads)])
     in_process = "; ".join(
@@ -89,7 +96,7 @@ def costs(loads: Content) -> list[str]:
     rounds = loads.get(HEADLINE_LOAD, [{}])
     if "memory_mb" not in rounds[0]:
         return []
-    return [f"{median(rounds, 'memory_mb'):.0f} MB", f"{median(rounds, 'cpu_s_per_1000'):.1f} ms"]
+    return [f"{median(rounds, 'memory_mb'):.0f} MB", milliseconds(median(rounds, "cpu_s_per_1000"), 1)]
 
 
 def slower(results: Content) -> str:
