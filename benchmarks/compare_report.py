@@ -65,9 +65,8 @@ def compare(content: Content) -> str:
             key, label = ("p50_ms", "p50") if number(load) == 1 else ("p99_ms", "p99")
             same = results.get(reference(name), {}).get(load)
             times = f", x {ratio(same, figures):.2f}" if same and name != reference(name) else ""
-            cells.append(
-                f"{median(figures, 'per_second'):.0f}/s, {label} {milliseconds(median(figures, key), 0)}{times}"
-            )
+            duration = milliseconds(median(figures, key), 0)
+            cells.append(f"{median(figures, 'per_second'):.0f}/s, {label} {duration}{times}")
         rows.append([name, *cells, *costs(loads)])
     in_process = "; ".join(
         without_http(results, end) for end in ENDS.values() if IN_PROCESS + end in results
