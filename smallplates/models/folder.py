@@ -57,7 +57,7 @@ class Model:
         self.digest = ""
         """SHA-256 of the model.json that was read; empty if there is none."""
 
-        self.files = files_of(folder, description.version)
+        self.files = files_of(self.path, description.version)
         """The version's files when it was read; they tell whether it has changed since."""
 
     @classmethod
@@ -236,12 +236,18 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def files_of(folder: Path, version: str) -> frozenset[tuple[str, int, int]]:
-    """Returns paths, sizes and times of all files in a folder, except those of other versions."""
+def files_of(model: Path, version: str) -> frozenset[tuple[str, int, int]]:
+    """Returns paths, sizes and times of a version's files: in a model's folder, or beside an .onnx file.
+
+    Leaves out other versions, hidden folders, and what Python writes when it imports a class.
+    """
     found = set()
-    for parent, folders, names in os.walk(folder):
-        if parent == str(folder):
-            folders[:] = [name for name in folders if name == version or not name.isdecimal()]
+    is_folder = model.is_dir()  # else the .onnx file's folder may be anybody's
+    for parent, folders, names in os.walk(model if is_folder else model.parent):
+        others = {name for name in folders if name.startswith(".")} | {"__pycache__"}
+        if parent == str(model):
+            others |= {name for name in folders if name.isdecimal() and name != version}
+        folders[:] = [name for name in folders if is_folder and name not in others]
         for name in names:
             with suppress(OSError):  # it has just been removed, or is a broken link
                 path = Path(parent, name)

@@ -358,3 +358,21 @@ def test_a_version_has_changed_if_one_of_its_files_has(tmp_path: Path) -> None:
         now = files_of(tmp_path, "1")
         assert now != known
         known = now
+
+
+def test_other_peoples_files_are_not_a_model_s(tmp_path: Path) -> None:
+    for name in (
+        "own.onnx",
+        "own.data",
+        "photos/1.jpg",
+        "model/1/task.py",
+        "model/1/__pycache__/task.pyc",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    (tmp_path / "model/.git").mkdir()
+    (tmp_path / "model/.git/index").write_bytes(b"1")
+    found = files_of(tmp_path / "own.onnx", "1")
+    assert {path for path, *_ in found} == {str(tmp_path / name) for name in ("own.onnx", "own.data")}
+    found = files_of(tmp_path / "model", "1")
+    assert {path for path, *_ in found} == {str(tmp_path / "model/1/task.py")}
