@@ -64,14 +64,8 @@ class WebProcess:
     async def prepare(self, handle: EngineHandle) -> None:
         """See `Member`."""
         try:
-            await self.calls.make(
-                partial(messages.send, self.sock), "prepare", **messages.engine_fields(handle)
-            )
-        except BlockingIOError:
-            await self._end()
-        except ConnectionError:
-            pass  # it has died
-        except OSError as error:  # no memory or descriptor for the message
+            await self._call("prepare", **messages.engine_fields(handle))
+        except OSError as error:
             handle.release()
             raise ConfigurationError(f"a web process cannot be given the model: {error}") from error
 
@@ -92,13 +86,26 @@ class WebProcess:
         await self._change("begin")
 
     async def _change(self, kind: str, **fields: Any) -> None:
-        """Returns when the process has made a change, or has died. Raises ConfigurationError."""
+        """Returns when the process has made a change that it needs to know, or has died.
+
+        Raises ConfigurationError.
+        """
         try:
-            await self.calls.make(partial(messages.send, self.sock), kind, **fields)
-        except ConnectionError:
-            pass  # it has died
+            await self._call(kind, **fields)
         except OSError:
             await self._end()
+
+    async def _call(self, kind: str, **fields: Any) -> None:
+        """Returns when the process has done what a message says, or has died.
+
+        Raises ConfigurationError, and OSError if there is no memory or descriptor for the message.
+        """
+        try:
+            await self.calls.make(partial(messages.send, self.sock), kind, **fields)
+        except BlockingIOError:  # it has stopped reading messages
+            await self._end()
+        except ConnectionError:
+            pass  # it has died
 
     async def _end(self) -> None:
         """Ends the process: it cannot be told what it needs to know, or has stopped reading messages."""
