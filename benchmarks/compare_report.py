@@ -103,14 +103,14 @@ def slower(results: Content) -> str:
     remarks = []
     for name, loads in results.items():
         ours = results.get(reference(name))
-        if name == reference(name) or name.startswith(IN_PROCESS) or not ours:
+        if name.startswith((OURS, IN_PROCESS)) or not ours:
             continue
         for load, figures in loads.items():
             if (value := ratio(ours[load], figures)) < LEVEL:
                 times = f"{1 / value:.2f} times as many requests"
                 remarks.append(f"{name} handles {times} at {singular(load)}")
             theirs, mine = (round(median(rows, "p99_ms")) for rows in (figures, ours[load]))
-            if theirs < mine and not name.startswith(OURS):
+            if theirs < mine:
                 where = f"at {singular(load)} ({theirs} against {mine} ms)"
                 remarks.append(f"{name} has the lower p99 {where}")
     listed = [

@@ -1,6 +1,6 @@
 """The protocols besides the native one: names for SERVING_PROTOCOLS, and each one's `Dialect`.
 
-Of two that share a path, the first one here has it.
+If two of them share a path, it belongs to the one that is listed first.
 """
 
 from collections.abc import Mapping

@@ -115,7 +115,10 @@ def vectors(
 
 
 def cut_to(tokens: int, most: int, side: str | None = None) -> dict[str, Any]:
-    """Returns the same for a maximum of tokens, -1 for the model's own. Raises InvalidRequestError."""
+    """Returns the fields of the task for a maximum of tokens, where -1 means the model's `most`.
+
+    Raises InvalidRequestError for a smaller maximum.
+    """
     if tokens != -1 and tokens < most:
         raise InvalidRequestError(
             f"texts are cut to {most} tokens only: send at least {most}, or no maximum"
